@@ -5,7 +5,8 @@ What it checks
 With `--rdzv-backend=c10d` the endpoint is only where the agents meet. MASTER_ADDR of the ranks is
 another one: `--local-addr` of one agent, or else what `socket.getfqdn()` says on its host. It is
 the agent whose name comes first in the alphabet, as that gets rank 0. Every host says its name and
-looks up the one that comes first; the port is any free port there.
+looks up the one that comes first; the port is any free port there. The names behind it are looked
+up too, 15 at most: one of them comes first once the agents meet again without that host.
 
 Why it matters
 --------------
@@ -22,9 +23,10 @@ its own address on the network that the hosts share. Or let the names resolve ev
 
 When it is wrong
 ----------------
-Another agent may come first: after a restart without this host, or if --local-addr is set by a
-script that runs later. An answer that is none of the host's own addresses may be right behind an
-address translation: that is a warning. Only for a torchrun command behind `--`, or PET_ variables:
+Another agent may come first: after a restart without this host, of which a name that leads astray
+is information, or if --local-addr is set by a script that runs later. An answer that is none of the
+host's own addresses may be right behind an address translation: that is a warning, and of a later
+name nothing is said. Only for a torchrun command behind `--`, or PET_ variables:
 under torchrun MASTER_ADDR is known, and check `master_addr` looks at it.
 
 References
@@ -37,6 +39,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nccl_doctor.api import (
@@ -58,7 +61,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.c10d import rendezvous_of
 from nccl_doctor.toolkit.net.interfaces import is_loopback
-from nccl_doctor.toolkit.net.names import look_up
+from nccl_doctor.toolkit.net.names import LookUp, look_up
 
 AGENT_NAME_MISLEADS = Kind(
     code="agent-name-misleads",
@@ -71,6 +74,8 @@ AGENT_NAME_MISLEADS = Kind(
 )
 ROUND = "names"
 LOOK_UP_S = 4.0
+_MOST_LATER = 15
+"""Names that are looked up besides the first, all at once."""
 
 
 class AgentNames(Check):
@@ -96,22 +101,25 @@ class AgentNames(Check):
         return (Round(ROUND, (seats,), 4 * LOOK_UP_S, may_shrink=True),)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`name` of the agent of this host, `first` of all names, and `answers` for it here."""
+        """`name` of the agent of this host, `first` of all names, and `answers` for it here.
+        `later`: each `name` behind the first, with its answers.
+        """
         if ctx.peers is None:
             raise Skip("only together with other hosts")
         ctx.breadcrumb("socket.getfqdn()")
         name = rendezvous_of(ctx.job, ctx.env).local_addr or socket.getfqdn()
         ctx.peers.post("name", name)
         names = ctx.peers.collect("name", ctx.left() - LOOK_UP_S)
-        first = min((str(each) for each in names.values()), default=name)
-        ctx.breadcrumb(f"look up {first}")
-        found = look_up(first, LOOK_UP_S)
-        return {
-            "name": name,
-            "first": first,
-            "answers": list(found.answers),
-            "error": found.error,
-        }
+        first, *others = sorted({name, *map(str, names.values())})
+        ctx.breadcrumb(f"look up {first} and {len(others)} more")
+        with ThreadPoolExecutor(1 + _MOST_LATER) as pool:
+            asked = {
+                each: pool.submit(look_up, each, LOOK_UP_S)
+                for each in (first, *others[:_MOST_LATER])
+            }
+            found = {each: _answer(lookup.result()) for each, lookup in asked.items()}
+        own = {"name": name, "first": first, **found.pop(first)}
+        return {**own, "later": [{"name": each, **answer} for each, answer in found.items()]}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """One finding on the hosts that the name leads astray, or on its own if it leads all."""
@@ -131,6 +139,7 @@ class AgentNames(Check):
         }
         others = {host.label for host, _ in seen if host.id != owner.id}
         if not wrong:
+            yield from _later(seen, owner)
             return
         elsewhere = all(words.startswith("leads to") for words in wrong.values())
         likely = likely_address([("", list(owner.addresses))])
@@ -145,6 +154,32 @@ class AgentNames(Check):
             "and on every other host its own address",
             severity=Severity.WARN if elsewhere else None,
             confidence=Confidence.LIKELY if elsewhere else Confidence.CERTAIN,
+        )
+
+
+def _answer(found: LookUp) -> dict[str, Any]:
+    return {"answers": list(found.answers), "error": found.error}
+
+
+def _later(seen: Sequence[tuple[Host, Mapping[str, Any]]], first: Host) -> Iterator[Finding]:
+    """A note on names that would lead astray once the host whose name is the first is gone."""
+    wrong: dict[str, dict[str, str]] = {}
+    for owner, mine in sorted(seen, key=lambda each: str(each[1]["name"])):
+        for host, facts in seen if owner.id != first.id else ():
+            for answer in facts.get("later", ()):
+                words = _astray(host, answer, owner) if answer["name"] == mine["name"] else None
+                if words is not None and not words.startswith("leads to"):
+                    wrong.setdefault(owner.label, {})[host.label] = words
+    if wrong:
+        whose, astray = next(iter(wrong.items()))
+        more = f"; so it is with {len(wrong) - 1} more names" if len(wrong) > 1 else ""
+        yield Finding(
+            AGENT_NAME_MISLEADS,
+            f"after a restart without {first.label}, MASTER_ADDR may be the name of {whose}: on "
+            f"{', '.join(sorted(astray))} it {min(astray.values())}{more}",
+            Where(hosts=tuple(sorted(wrong))),
+            {"astray": wrong},
+            severity=Severity.INFO,
         )
 
 

@@ -28,13 +28,17 @@ Tests that DCGM skips, because the model or the level has them not, are not coun
 has less time left than the level needs, the diagnosis is not started, and the check is unknown; one
 that does not end in time is stopped (SIGTERM, on which dcgmi stops it on the host engine, too), and
 the check is unknown. If the examination itself is killed meanwhile, the host engine may go on.
+An earlier diagnosis is not read: `dcgmi` has no question for it. Its JSON goes to whoever started
+it, nvvs.log is a debug log, and `dcgmi health` (check `dcgm`) knows nothing of it. Since DCGM 4.0
+the host engine keeps the last error code of each test in memory (fields 350 to 363), but without
+the GPU, the level and the words, until it ends.
 Not validated on hardware: tested with a stand-in for `dcgmi` that prints what DCGM 2, 3 and 4 print
 by their source code; no run beside DCGM is on record yet.
 
 References
 ----------
 NVIDIA DCGM user guide (DCGM Diagnostics); NVIDIA/DCGM, dcgmi/Diag.cpp and CommandLineParser.cpp of
-2.4.7, 3.3.9 and 4.6.0.
+2.4.7, 3.3.9 and 4.6.0; modules/diag/DcgmDiagManager.cpp (`UpdateDiagStatus`) of 4.6.0.
 """
 
 from __future__ import annotations

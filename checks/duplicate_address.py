@@ -50,7 +50,7 @@ from nccl_doctor.api import (
     Where,
     likely_address,
 )
-from nccl_doctor.toolkit.containers import container_of, is_handed_in
+from nccl_doctor.toolkit.containers import container_of, is_handed_in, network_for
 from nccl_doctor.toolkit.net.interfaces import (
     interfaces,
     is_link_local,
@@ -144,16 +144,8 @@ def _fix(address: str, bridged: str, *, apart: bool) -> str:
     """The command; `bridged` is the runtime of containers behind bridges, else empty."""
     if apart:
         return "keep the job off it: export NCCL_SOCKET_IFNAME==<nic> GLOO_SOCKET_IFNAME=<nic>"
-    if bridged == "kubernetes":
-        return (
-            "hostNetwork: true in the spec of every pod, or a network plug-in (CNI) that spans the "
-            "nodes"
-        )
     if bridged:
-        return (
-            f"{bridged} run --network=host on every machine, or a network that spans them (docker "
-            "network create -d overlay --attachable NAME, in a swarm)"
-        )
+        return network_for(bridged)
     return f"give all but one of them another address (arping -D {address} shows who answers)"
 
 

@@ -39,7 +39,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -80,6 +80,18 @@ _DROPS = ("drop", "early_drop", "insert_failed")
 """Columns of /proc/net/stat/nf_conntrack: the table was full, or was made room in by force."""
 
 
+class _Needed(TypedDict):
+    established_s: int
+    loose: int | None
+    table: dict[str, Any]
+
+
+class IdleFacts(_Needed, total=False):
+    """Facts that `observe` returns; `rules` only if the time is short."""
+
+    rules: dict[str, Any]
+
+
 class IdleConnections(Check):
     """Reads the settings of connection tracking, and follows a forgotten packet."""
 
@@ -89,7 +101,7 @@ class IdleConnections(Check):
     instant_when_answered = True
     kinds = (IDLE_FORGOTTEN,)
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> IdleFacts:
         """`established_s`: seconds after which an idle connection is forgotten.
 
         `loose`: nf_conntrack_tcp_loose. `table`: its entries, its maximum, and packets dropped for
@@ -99,7 +111,7 @@ class IdleConnections(Check):
         if seconds is None:
             raise Skip("no connection tracking here")
         loose = _number(ctx.root, "nf_conntrack_tcp_loose")
-        facts: dict[str, Any] = {
+        facts: IdleFacts = {
             "established_s": seconds,
             "loose": loose,
             "table": {

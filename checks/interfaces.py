@@ -43,7 +43,6 @@ src/misc/socket.cc; PyTorch documentation of torch.distributed (choosing the net
 from __future__ import annotations
 
 import ipaddress
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -63,7 +62,7 @@ from nccl_doctor.api import (
     host_labels,
     odd_ones_out,
 )
-from nccl_doctor.toolkit.hosts import link_names
+from nccl_doctor.toolkit.hosts import link_names, sides_in_words
 from nccl_doctor.toolkit.nccl.answer import Answer, ask_nccl
 from nccl_doctor.toolkit.nccl.interface_choice import COMM_ID
 from nccl_doctor.toolkit.nccl.library import mapped_nccl
@@ -359,13 +358,14 @@ def _mtu_differs(labels: Mapping[int, str], mains: Mapping[int, _Main]) -> Itera
         odd = odd_ones_out(mtus)
         if odd is None:
             continue
-        counts = Counter(mtus.values()).most_common()
-        shown = ", ".join(f"{mtu} on {n} host{'s' * (n > 1)}" for mtu, n in counts)
+        sides: dict[str, list[str]] = {}
+        for seat, mtu in mtus.items():
+            sides.setdefault(str(mtu), []).append(labels[seat])
         # With two equal halves it is not known which one is wrong.
         wrong = () if odd.tie else odd.places
         yield Finding(
             MTU_DIFFERS,
-            f"in {subnet}: MTU {shown}",
+            f"in {subnet}: MTU {sides_in_words(sides)}",
             Where(
                 hosts=tuple(sorted(labels[seat] for seat in wrong)),
                 interfaces=tuple(sorted({mains[seat][0] for seat in odd.places})),

@@ -18,7 +18,9 @@ listens on several ports of that range; when none is left: `Cannot assign reques
 How to fix
 ----------
 sysctl -w net.core.somaxconn=65535 on rank 0's host; sysctl -w net.ipv4.ip_local_port_range="1024
-65535"; net.ipv4.tcp_tw_reuse=1, or wait a minute after a job that left thousands of sockets.
+65535", with MASTER_PORT and the ports of other services in net.ipv4.ip_local_reserved_ports, as the
+wider range has them too; net.ipv4.tcp_tw_reuse=1, or wait a minute after a job that left thousands
+of sockets.
 
 When it is wrong
 ----------------
@@ -52,6 +54,7 @@ from nccl_doctor.api import (
     master_host,
 )
 from nccl_doctor.toolkit.host import TIME_WAIT, tcp_sockets
+from nccl_doctor.toolkit.net.ports import reserve_port, reserved_ports
 
 LISTEN_BACKLOG_LOW = Kind(
     code="listen-backlog-low",
@@ -87,8 +90,8 @@ class KernelLimits(Check):
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`range`: lowest and highest port; `taken`: how many of them sockets hold, `time_wait`:
-        how many of these are only in TIME_WAIT; `reserved`: how many are reserved. None for what
-        cannot be read.
+        how many of these are only in TIME_WAIT; `reserved`: how many are reserved, and
+        `reserved_ports`: the setting. None for what cannot be read.
         """
         ipv4 = ctx.root / "proc/sys/net/ipv4"
         ports = _words(ipv4 / "ip_local_port_range")
@@ -107,7 +110,8 @@ class KernelLimits(Check):
             inside = range(low, high + 1)
             facts["taken"] = sum(port in inside for port in held | waiting)
             facts["time_wait"] = sum(port in inside for port in waiting - held)
-            facts["reserved"] = _reserved(_words(ipv4 / "ip_local_reserved_ports"), inside)
+            facts["reserved_ports"] = reserved_ports(ctx.root)
+            facts["reserved"] = _reserved(facts["reserved_ports"], inside)
         return facts
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
@@ -149,15 +153,23 @@ def _ports(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
         + (f", {waiting} in TIME_WAIT" if waiting else ""),
         Where(hosts=(rank.host.label,)),
         {name: facts[name] for name in ("range", "reserved", "taken", "time_wait")},
+        fix=_more_ports(rank, facts.get("reserved_ports", "")),
         severity=Severity.FAIL if size - facts["taken"] + waiting < ranks * _LEAST else None,
         confidence=Confidence.LIKELY,
     )
 
 
-def _reserved(words: list[str], inside: range) -> int:
+def _more_ports(rank: Rank, reserved: str) -> str:
+    """The range of ports as wide as it can be, without the port that the job itself needs."""
+    port = rank.launch.master_port if rank.launch is not None else None
+    ours = f" {reserve_port(port, reserved)}" if port is not None else ""
+    return f"{PORTS_EXHAUSTED.fix}{ours}"
+
+
+def _reserved(setting: str, inside: range) -> int:
     """Number of ports of the range that are reserved (`8080,9000-9100`)."""
     count = 0
-    for part in words[0].split(",") if words else ():
+    for part in filter(None, setting.split(",")):
         first, _, last = part.partition("-")
         low, high = max(int(first), inside.start), min(int(last or first), inside.stop - 1)
         count += max(0, high - low + 1)

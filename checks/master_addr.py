@@ -5,7 +5,8 @@ What it checks
 Every host resolves MASTER_ADDR, as torch will, and lists the addresses of its interfaces. The
 answers are compared: whether there is one at all, whether it is loopback although the job spans
 hosts, whether all hosts get the same, whether rank 0's host has the address (and if not, which host
-has it), whether IPv6 answers can be used, and whether look-ups in both directions are fast.
+has it), whether IPv6 answers can be used, and whether look-ups are fast: forward, backward, and for
+IPv6 alone, with which torch's store begins, and for which /etc/hosts often has no answer.
 Look-ups go to the resolver of the host; no packet goes to the master. With several hosts, rank 0's
 host also looks up the names of the addresses that call its store (up to 16, in check `firewall`).
 
@@ -38,6 +39,7 @@ resolv.conf(5); RFC 6724 (order of addresses); pytorch/pytorch issue 159007.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -60,6 +62,7 @@ from nccl_doctor.api import (
     odd_ones_out,
     spans_machines,
 )
+from nccl_doctor.toolkit.containers import network_for
 from nccl_doctor.toolkit.hosts import everybody_came_in, excuse_of
 from nccl_doctor.toolkit.net.dial import has_route
 from nccl_doctor.toolkit.net.interfaces import interfaces, is_loopback
@@ -105,6 +108,10 @@ DNS_SLOW = Kind(
 LOOK_UP_S = 4.0  # just under the resolver's own first time-out of 5 s: the answer would be late
 PATIENCE_S = 2.5  # the name of a pod that starts with the job comes seconds after it
 ALL_S = 4.7
+_FIX_IPV6 = (
+    "repair the name server in /etc/resolv.conf, or take it out; or, on every host: export "
+    "MASTER_ADDR={address}"
+)
 _SHOWN = 4
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
@@ -114,6 +121,7 @@ class MasterAddrFacts(TypedDict):
 
     master_addr: str
     master: dict[str, Any]
+    ipv6: dict[str, Any]
     reverse: list[dict[str, Any]]
     source: str
     no_route: list[str]
@@ -136,7 +144,7 @@ class MasterAddr(Check):
         ADDR_DIGITS_ONLY,
         DNS_SLOW,
     )
-    reads = ("firewall", "own_name", "port")
+    reads = ("duplicate_address", "firewall", "own_name", "port")
 
     def observe(self, ctx: Context) -> MasterAddrFacts:
         """Answers of the look-ups in both directions, within 5 s whatever the resolver does."""
@@ -147,9 +155,10 @@ class MasterAddr(Check):
             raise Untested("MASTER_ADDR is not set")
         until = time.monotonic() + ALL_S
         ctx.breadcrumb(f"look up {master}")
-        found = look_up(master, LOOK_UP_S, patience_s=PATIENCE_S)
-        left = min(LOOK_UP_S, until - time.monotonic())
-        with ThreadPoolExecutor(2) as pool:
+        with ThreadPoolExecutor(3) as pool:
+            ipv6 = pool.submit(look_up, master, LOOK_UP_S, family=socket.AF_INET6)
+            found = look_up(master, LOOK_UP_S, patience_s=PATIENCE_S)
+            left = min(LOOK_UP_S, until - time.monotonic())
             names = [
                 pool.submit(look_up, address, left, reverse=True)
                 for address in found.answers[:2]
@@ -158,6 +167,7 @@ class MasterAddr(Check):
             return {
                 "master_addr": master,
                 "master": found.to_json(),
+                "ipv6": ipv6.result().to_json(),
                 "reverse": [name.result().to_json() for name in names],
                 "source": next(filter(None, map(_source, found.answers)), ""),
                 "no_route": [answer for answer in found.answers if not has_route(answer)],
@@ -183,13 +193,14 @@ class MasterAddr(Check):
             for rank, facts in cluster.facts(self.name)
         ]
         own = {rank.seat: facts["own"] for rank, facts in cluster.facts("own_name")}
+        bridged = {r.seat: f for r, f in cluster.facts("duplicate_address") if _is_bridged(f)}
         called = {r.seat: f.get("clients", ()) for r, f in cluster.facts("firewall", "matrix")}
         for view in views:
             yield from _unusable(view, views)
             yield from _slow(view, own.get(view.rank.seat), called.get(view.rank.seat, ()))
         if spans_machines(cluster):
             yield from _loopback(cluster, views)
-            yield from _not_on_master(cluster, views)
+            yield from _not_on_master(cluster, views, bridged)
             yield from _differing(views)
 
 
@@ -197,6 +208,11 @@ def _source(answer: str) -> str:
     """Own address on the way to an answer, if there is a way that leaves this host."""
     source = source_of(answer)[0] or ""
     return "" if not source or is_loopback(source) else source
+
+
+def _is_bridged(facts: Mapping[str, Any]) -> bool:
+    """Whether the runtime of a container chose the address that others would use for it."""
+    return bool(facts.get("container") and facts["likely"])
 
 
 def _has_name(facts: Mapping[str, Any]) -> bool:
@@ -327,16 +343,26 @@ def _master(views: Sequence[_View]) -> _View | None:
     return min(claims, key=lambda view: not any(map(view.owns, view.answers)), default=None)
 
 
-def _not_on_master(cluster: Cluster, views: Sequence[_View]) -> Iterator[Finding]:
-    """Findings on a MASTER_ADDR that leads to a host other than rank 0's."""
+def _not_on_master(
+    cluster: Cluster, views: Sequence[_View], bridged: Mapping[int, Mapping[str, Any]]
+) -> Iterator[Finding]:
+    """Findings on a MASTER_ADDR that leads to a host other than rank 0's.
+
+    `bridged`: seat → facts of `duplicate_address` on a container behind a bridge.
+    """
     master = _master(views)
     if master is None and len(views) == 1:
         view = views[0]
         if view.leads_somewhere and view.is_elsewhere() and all(map(view.owns, view.answers)):
+            behind = bridged.get(view.rank.seat)
+            # Rank 0 is in such a container too: each of them takes the address for its own.
+            same = behind is not None and behind["likely"][1] in view.answers
             yield Finding(
                 ADDR_NOT_ON_MASTER,
-                f"{view.shown}, which is this host, but rank 0 is on another",
+                f"{view.shown}, which is this host, but rank 0 is on another"
+                + ("; containers behind bridges have the same addresses" if same else ""),
                 view.where,
+                fix=network_for(behind["container"]) if behind is not None and same else "",
                 confidence=Confidence.LIKELY,  # unless both are on this machine
             )
     if master and master.leads_somewhere and not any(map(master.owns, master.answers)):
@@ -411,6 +437,10 @@ def _slow(
     # A master's name that never resolved has its own finding.
     slow = [found for found in ([view.found] if view.found.answers else []) + others if found.slow]
     slow += clients
+    fix = ""
+    if not slow and view.found.answers and view.facts.get("ipv6", {}).get("slow"):
+        slow = [LookUp.from_json({**view.facts["ipv6"], "query": f"{view.name} for IPv6 alone"})]
+        fix = _FIX_IPV6.format(address=view.found.answers[0])
     if slow:
         spent = {found: f"{max(found.took_s[:2]):.0f} s" for found in slow}
         shown = [
@@ -419,6 +449,7 @@ def _slow(
         ]
         more = f" and {len(slow) - _SHOWN} more" if len(slow) > _SHOWN else ""
         turn = "; torch's store looks up each client, one after the other" if clients else ""
+        turn = "; torch's store asks for it first, at each connection" if fix else turn
         if clients and not any(found.answers for found in clients):
             turn += " (since 2.9 until one is not found)"
         yield Finding(
@@ -426,4 +457,5 @@ def _slow(
             f"slow twice in a row: {', '.join(shown[:_SHOWN])}{more}{turn}",
             view.where,
             {"took_s": {found.query: list(found.took_s) for found in slow}},
+            fix=fix,
         )

@@ -110,6 +110,7 @@ class NcclDiagnostics(Check):
     reads = ("backend_device", "collectives", "gpu_work", "nccl_library")
     level = Level.FULL
     together = True
+    forms_groups = True
     needs = GROUP_NEEDS
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:

@@ -23,10 +23,12 @@ source address (ip rule), or restrict the libraries to one interface: NCCL_SOCKE
 
 When it is wrong
 ----------------
-The answer of the kernel counts routes by source address (ip rule), VRFs and marks. Where netlink is
-forbidden, two interfaces in one network are named whatever rules there are. By default the other
-interface answers ARP requests for both addresses (arp_ignore=0), so packets may happen to arrive
-where they are taken. A filter in other network namespaces on the path is not seen.
+The answer of the kernel counts routes by source address (ip rule), VRFs and marks. The kernel has
+no such filter for IPv6; that of firewalld is found by check `firewall`. Where netlink is forbidden,
+two interfaces in one network are named whatever rules there are. By default the other interface
+answers ARP requests for both addresses (arp_ignore=0), so packets may happen to arrive where they
+are taken. A filter in other network namespaces on the path is not seen.
+VRFs are not validated on a machine that has them.
 
 References
 ----------

@@ -205,7 +205,7 @@ def _uses_c10d(ctx: Context) -> bool:
     if rendezvous_of(ctx.job, ctx.env).backend.lower() == "c10d":
         return True
     launch = ctx.launch
-    if launch.launcher != "torchrun":
+    if launch.launcher not in ("torchrun", "accelerate"):
         return bool(launch.node_rank) and launch.sources.get("node_rank") == "default"
     above = ancestors(ctx.root)[:_ANCESTORS]
     return any(_C10D.search(" ".join(command_line(pid, ctx.root))) for pid in above)

@@ -88,6 +88,7 @@ class Collectives(Check):
     reads = ("backend_device", "gpu_state", "gpu_work")
     level = Level.STANDARD
     together = True
+    forms_groups = True
     needs = (Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.RANKS, Layer.DEVICE)
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:

@@ -25,6 +25,7 @@ from nccl_doctor.toolkit.groups.attempts import (
     Attempt,
     attempt_deadline,
     is_victim,
+    ran_out_of_time,
 )
 from nccl_doctor.toolkit.groups.culprits import AGAIN, place_of_all
 from nccl_doctor.toolkit.groups.doing import error_of, step_of, what_they_did
@@ -217,6 +218,7 @@ def _findings(cluster: Cluster, attempts: Attempts, verdict: Verdict) -> Iterato
             _where(culprit, ranks),
             {**what_they_did(attempt), "isolation": held},
             confidence=culprit.confidence,
+            timed_out=_timed_out(attempt),
         )
     if verdict.size is not None:
         good, bad = map(len, verdict.size)
@@ -227,6 +229,7 @@ def _findings(cluster: Cluster, attempts: Attempts, verdict: Verdict) -> Iterato
             place_of_all(world.members),
             {**what_they_did(world), "isolation": held},
             confidence=Confidence.LIKELY,
+            timed_out=_timed_out(world),
         )
     elif verdict.untold and not verdict.culprits and not verdict.flaky:
         members = [m for m in world.members if m.rank.seat in verdict.untold]
@@ -236,7 +239,13 @@ def _findings(cluster: Cluster, attempts: Attempts, verdict: Verdict) -> Iterato
             place_of_all(members),
             {**what_they_did(world), "isolation": held},
             confidence=Confidence.POSSIBLE,
+            timed_out=_timed_out(world),
         )
+
+
+def _timed_out(attempt: Attempt) -> bool:
+    """Whether each error of a failed attempt only shows that something took too long."""
+    return attempt.is_failed and all(ran_out_of_time(m.outcome) for m in attempt.raised)
 
 
 def _kind(attempt: Attempt) -> Kind:

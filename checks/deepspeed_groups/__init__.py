@@ -117,6 +117,7 @@ class DeepspeedGroups(Check):
     reads = ("backend_device", "collectives", "gpu_work", "side_group")
     level = Level.STANDARD
     together = True
+    forms_groups = True
     needs = GROUP_NEEDS
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:

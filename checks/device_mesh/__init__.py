@@ -109,6 +109,7 @@ class DeviceMesh(Check):
     reads = ("backend_device", "collectives", "gpu_work")
     level = Level.STANDARD
     together = True
+    forms_groups = True
     needs = GROUP_NEEDS
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:

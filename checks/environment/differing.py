@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from nccl_doctor.api import Confidence, Severity, Where, place_of
+from nccl_doctor.toolkit.hosts import sides_in_words
 from nccl_doctor.toolkit.variables.table import Variable, table
 from nccl_doctor.toolkit.variables.values import canonical
 from nccl_doctor.toolkit.versions import Difference, differences
@@ -105,7 +106,7 @@ def _apart(seen: Seen, level: Severity, whole: bool, difference: Difference) -> 
     first = seen[odd[0]][1]
     evidence = {name: _sides(seen, name, whole) for name in names}
     if difference.tie:
-        message = "; ".join(_counts(evidence[name], whole) for name in names)
+        message = "; ".join(sides_in_words(evidence[name]) for name in names)
         message += ": equally divided, so it is not known which is right"
         fix = f"decide which {_and(names)} is right, and set it on all of them"
     else:
@@ -145,13 +146,6 @@ def _sides(seen: Seen, name: str, whole: bool) -> dict[str, list[str]]:
         if label not in sides.setdefault(phrase, []):
             sides[phrase].append(label)
     return sides
-
-
-def _counts(sides: Mapping[str, Sequence[str]], whole: bool) -> str:
-    what = "host" if whole else "rank"
-    return ", ".join(
-        f"{phrase} on {len(who)} {what}{'s' * (len(who) > 1)}" for phrase, who in sides.items()
-    )
 
 
 def _and(names: Sequence[str]) -> str:

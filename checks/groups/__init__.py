@@ -90,6 +90,7 @@ class Groups(Check):
     reads = ("backend_device", "collectives", "gpu_work")
     level = Level.STANDARD
     together = True
+    forms_groups = True
     needs = GROUP_NEEDS
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:

@@ -110,6 +110,7 @@ class NcclFeatures(Check):
     reads = ("backend_device", "collectives", "gpu_work")
     level = Level.STANDARD
     together = True
+    forms_groups = True
     needs = (Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.RANKS, Layer.DEVICE)
     of: ClassVar[str] = "collectives"
     """Name of the check whose groups these are."""

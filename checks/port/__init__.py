@@ -74,6 +74,8 @@ from nccl_doctor.toolkit.net.ports import (
     may_bind,
     mesh_proxy,
     port_holder,
+    reserve_port,
+    reserved_ports,
 )
 from nccl_doctor.toolkit.shared_kinds import PORT_BLOCKED
 
@@ -147,6 +149,7 @@ class _Always(TypedDict):
     bind_error: str
     may_bind: bool
     ephemeral: tuple[int, int] | None
+    reserved: str
 
 
 class PortFacts(_Always, total=False):
@@ -198,6 +201,7 @@ class Port(Check):
             "bind_error": ctx.door.get("bind_error", ""),
             "may_bind": may_bind(port, ctx.root),
             "ephemeral": ephemeral_range(port, ctx.root),
+            "reserved": reserved_ports(ctx.root),
         }
         if bind_errno is not None:
             return {
@@ -288,7 +292,7 @@ def _own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
             f"MASTER_PORT={port} is in ip_local_port_range {low}–{high}",
             where,
             fix=f"export MASTER_PORT=29500 on every host, or on this one: "
-            f"sysctl -w net.ipv4.ip_local_reserved_ports={port}",
+            f"sysctl -w {reserve_port(port, facts.get('reserved', ''))}",
         )
 
 

@@ -75,7 +75,7 @@ from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.nccl.conf import Setting
 from nccl_doctor.toolkit.net.dial import Origin
 from nccl_doctor.toolkit.peers.calls import calls_deadline, hold_calls
-from nccl_doctor.toolkit.peers.echo import Listeners
+from nccl_doctor.toolkit.peers.listeners import Listeners
 from nccl_doctor.toolkit.variables.values import as_strtoll
 
 from .calls import RailCall, RailEnd, call_rails, rails_to_call, read_rail_calls

@@ -37,10 +37,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nccl_doctor.api import (
-    AFTER_LOSS,
     Check,
     Cluster,
-    Confidence,
     Context,
     Finding,
     Host,
@@ -51,17 +49,16 @@ from nccl_doctor.api import (
     Scope,
     Severity,
     Where,
-    master_host,
     number_range,
     place_of,
 )
 from nccl_doctor.toolkit.firewall.portrules import shut_doors
 from nccl_doctor.toolkit.gpu.devices import see_other_gpus
-from nccl_doctor.toolkit.hosts import road_to_master
 from nccl_doctor.toolkit.shared_kinds import PORT_BLOCKED
 from nccl_doctor.toolkit.versions import Disagreement, disagreement
 
 from .claims import claimed_ranks, stands_for
+from .kept_out import HOST_ABSENT, kept_out
 
 LATE_INFO_S = 5.0
 """Importing torch from a cold file system takes that long; a smaller delay is not late."""
@@ -69,14 +66,6 @@ LATE_WARN_S = 20.0
 """A large part of torch's rendezvous time-out (60 s to 15 minutes, by backend). The doctor's own
 --join-timeout does not count: the job does not use it."""
 
-HOST_ABSENT = Kind(
-    "host-absent",
-    Layer.RANKS,
-    "A host never signed in",
-    "Every other rank waits for its ranks until the rendezvous times out.",
-    "Start the job on that host; the report there shows what keeps it from reaching the master.",
-    by_deadline=True,
-)
 HOSTS_FEWER = Kind(
     "hosts-fewer-than-most",
     Layer.RANKS,
@@ -186,7 +175,7 @@ class Ranks(Check):
             )
         if cluster.complete:  # else hosts without a report were not waited for
             yield from _absent(cluster, _causes(cluster, spare, nnodes, world))
-            yield from _kept_out(cluster, spare)
+            yield from kept_out(cluster, spare)
         yield from _late(cluster, spare)
 
 
@@ -341,59 +330,6 @@ def _absent(cluster: Cluster, causes: Mapping[int, str]) -> Iterator[Finding]:
             severity=Severity.WARN if code in unheard else None,
             explained_by=code,
         )
-
-
-def _kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
-    """Hosts that only their own report shows.
-
-    What keeps such a host out is on the path to rank 0's host, so that is the place, and a failure
-    of a lower layer there explains it. A host that reached the store came too late, or left too
-    early; one that had not tried yet was ended before: then the host is the place, unless it lived
-    to say that it lost the store again, or a rule on rank 0's host came in between.
-    """
-    master = master_host(cluster)
-    if master is None or not master.joined:
-        return  # rank 0 did not wait for anybody
-    found = {rank.host.id for rank, facts in cluster.facts("port") if _is_open(facts)}
-    examined = {rank.host.id for rank, facts in cluster.observed() if any(facts.values())}
-    closed = [door for door in shut_doors(cluster) if door.hit.get("anyone")]
-    lost_it = {
-        rank.host.id
-        for rank, facts in cluster.observed()
-        if any(AFTER_LOSS in rounds for rounds in facts.values())
-    }
-    for host in (host for host in cluster.present_hosts if not host.joined):
-        ranks = [rank for rank in cluster.ranks if rank.host.id == host.id]
-        where = place_of(ranks) | Where(hosts=(host.label,))
-        if host.id in found & lost_it:
-            seen = "reached the store, then lost the connection before it was signed in"
-            where = road_to_master(cluster, host)
-        elif host.id in found:
-            seen = "reached the store, but was not signed in when rank 0 counted the hosts"
-        elif host.id not in examined:
-            seen = "began, and ended or hung before it tried to sign in"
-        else:
-            seen, where = "could not reach rank 0", road_to_master(cluster, host)
-        stopped = any(door.came_later or host.id not in found for door in closed)
-        shut_out = PORT_BLOCKED.code if stopped else None
-        numbers = [rank.rank for rank in ranks if rank.rank is not None]
-        lacks = f"rank{'s' * (len(numbers) > 1)} {number_range(numbers)} of {cluster.world_size}"
-        yield Finding(
-            HOST_ABSENT,
-            f"{lacks if numbers else 'unknown ranks'}: the host {seen}",
-            where,
-            fix=f"start it within {cluster.join_timeout_s:g} s of the others (--join-timeout), and "
-            "read its own report",
-            confidence=Confidence.LIKELY,
-            explained_by=next((spare[rank.seat] for rank in ranks if rank.seat in spare), shut_out),
-        )
-
-
-def _is_open(facts: Mapping[str, Any]) -> bool:
-    """Whether a host reached the store, by the facts of check port."""
-    road = facts.get("knock") or {}
-    answers = (road.get("last") or {}).get("answer") == "store"
-    return answers and all(outcome != "dropped" for _, outcome in road.get("passed", ()))
 
 
 def _has_room(cluster: Cluster, host: Host) -> bool:

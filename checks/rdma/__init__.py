@@ -80,6 +80,7 @@ from nccl_doctor.toolkit.fabric.road import (
     needs_plugin_alone,
     port_name,
 )
+from nccl_doctor.toolkit.hosts import sides_in_words
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.nccl.plugin import first_plugin
 
@@ -311,8 +312,7 @@ def _mixed(
     odd = odd_ones_out(roads)
     if odd is None:
         return
-    counts = [(len(_of(roads, road)), road) for road in sorted(set(roads.values()))]
-    shown = [f"{road} on {count} host{'s' * (count > 1)}" for count, road in counts]
+    shown = sides_in_words({road: sorted(_of(roads, road)) for road in set(roads.values())})
     # Of as many hosts that can as cannot, or with their ports up as down, the latter are named.
     cannot = [host for host in odd.places if host in shut or _is_down(seen[host])]
     places = (odd.tie and cannot) or odd.places
@@ -320,7 +320,7 @@ def _mixed(
     others = {road for host, road in roads.items() if host not in shut}
     yield Finding(
         RDMA_MIXED,
-        f"NCCL would use {', '.join(shown)}; {next(iter(reasons.values()))}",
+        f"NCCL would use {shown}: {next(iter(reasons.values()))}",
         Where(hosts=tuple(sorted(places))),
         {"reasons": reasons, "roads": roads},
         confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,

@@ -19,6 +19,7 @@ from functools import partial
 from nccl_doctor.launch import identity
 from nccl_doctor.model.layout import Address, HostPlace
 from nccl_doctor.toolkit import forks
+from nccl_doctor.toolkit.more_time import no_more
 from nccl_doctor.toolkit.shortage import shortage_of
 from nccl_doctor.toolkit.terminal import complain
 
@@ -70,6 +71,7 @@ def run_host(
     *,
     wake: int | None = None,
     died: Died | None = None,
+    more: Callable[[], float] = no_more,
 ) -> int:
     """Run the ranks of this host, one process each, and wait for all.
 
@@ -85,10 +87,13 @@ def run_host(
             there a moment later is killed.
         wake: descriptor from which the numbers of signals are read, if they are caught already.
         died: see `Died`.
+        more: seconds by which the deadline is put off meanwhile.
 
     Returns: the exit code of local rank 0, whose report it is; 3 if it was killed.
     """
-    return _Host(nproc, first, sibling, deadline, died).run(_listen() if wake is None else wake)
+    return _Host(nproc, first, sibling, deadline, died, more=more).run(
+        _listen() if wake is None else wake
+    )
 
 
 class _Host:
@@ -101,11 +106,13 @@ class _Host:
         sibling: Callable[[HostPlace, Address, int], int],
         deadline: float,
         died: Died | None,
+        *,
+        more: Callable[[], float],
     ) -> None:
         self._nproc = nproc
         self._first = first
         self._sibling = sibling
-        self._deadline = deadline
+        self._first_deadline, self._more = deadline, more
         self._died = died
         self._running: dict[int, int] = {}
         self._codes: dict[int, int] = {}
@@ -168,7 +175,8 @@ class _Host:
 
     def _pass_on(self, number: int) -> None:
         self._interrupted = True
-        self._deadline = min(self._deadline, time.monotonic() + _LEAVE_S)
+        self._first_deadline = min(self._deadline, time.monotonic() + _LEAVE_S)
+        self._more = no_more
         self._forward(number)
 
     def _reap(self) -> bool:
@@ -185,6 +193,10 @@ class _Host:
                 name = forks.signal_name(-code)
                 self._messengers.add(self._died(local, pid, name, *self._place))
         return True
+
+    @property
+    def _deadline(self) -> float:
+        return self._first_deadline + self._more()
 
     def _calm_s(self) -> float:
         """Seconds in which nothing is to be done, unless a signal, a rank or its end wakes us."""

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from nccl_doctor.model.findings import Finding, Where, number_range
 from nccl_doctor.model.report import Report
 
+_MOST_NAMES = 8
+"""Checks whose names are written out; a host that is absent blocks most of them."""
 MOST_PLACES = 6
 """Messages of one kind that are written out; a report of ten thousand ranks stays readable."""
 
@@ -67,6 +69,11 @@ def _links(links: Sequence[tuple[str, str]]) -> list[str]:
 
 def _ranks(numbers: Sequence[int]) -> str:
     return f"rank{'s' if len(set(numbers)) > 1 else ''} {number_range(numbers)}"
+
+
+def checks_in_words(names: Sequence[str]) -> str:
+    """Names of a few checks, and only the number of many: `-v` and the JSON report list them."""
+    return f"{len(names)} other checks" if len(names) > _MOST_NAMES else ", ".join(names)
 
 
 def some(items: Sequence[str]) -> list[str]:

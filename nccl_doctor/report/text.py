@@ -11,7 +11,7 @@ from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status, W
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.links import LEGEND
 from nccl_doctor.report.links import lay_out as lay_out_links
-from nccl_doctor.report.places import MOST_PLACES, Places, by_kind, some
+from nccl_doctor.report.places import MOST_PLACES, Places, by_kind, checks_in_words, some
 from nccl_doctor.report.sections import Checks, no_checks
 from nccl_doctor.toolkit.terminal import safe
 
@@ -212,7 +212,7 @@ def _not_tested(page: _Page, report: Report) -> None:
     if gaps:
         page.heading("Not known to be good")
     for (status, reason), names in gaps.items():
-        page.line(f"{', '.join(names)}: {reason}", first=f"  {_MARKS[status.value]} ")
+        page.line(f"{checks_in_words(names)}: {reason}", first=f"  {_MARKS[status.value]} ")
 
 
 def _infos(page: _Page, places: Places, report: Report) -> None:

@@ -21,6 +21,19 @@ def container_of(root: Path, env: Mapping[str, str]) -> str:
     return "docker" if os.path.exists(root / ".dockerenv") else ""
 
 
+def network_for(runtime: str) -> str:
+    """Setting or command by which the containers of several machines reach each other."""
+    if runtime == "kubernetes":
+        return (
+            "hostNetwork: true in the spec of every pod, or a network plug-in (CNI) that spans the "
+            "nodes"
+        )
+    return (
+        f"{runtime} run --network=host on every machine, or a network that spans them (docker "
+        "network create -d overlay --attachable NAME, in a swarm)"
+    )
+
+
 def is_handed_in(interface: str, root: Path) -> bool:
     """Whether an interface is one end of a pair (veth) or a tap, as runtimes make for a container.
 

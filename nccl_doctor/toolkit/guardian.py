@@ -79,6 +79,14 @@ def set_deadline(deadline: float) -> None:
     _say(deadline=deadline)
 
 
+def put_off(deadline: float) -> None:
+    """Set a later `time.monotonic()` second by which the program is to be gone; an earlier one than
+    was set before changes nothing.
+    """
+    errands.leave_by(deadline)
+    _say(put_off=deadline)
+
+
 def take_signals() -> None:
     """Take the signals in this process from now on; the guardian sends them on."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, forks.SIGNALS)
@@ -251,15 +259,20 @@ class _Guardian:
 
     def _told(self, message: Mapping[str, Any]) -> None:
         if "deadline" in message:
-            self._deadline = message["deadline"]
-            if not self._received:
-                self._kill_at = self._deadline + GRACE_S
+            self._end_at(message["deadline"])
+        if "put_off" in message:
+            self._end_at(max(self._deadline, message["put_off"]))
         self._takes_signals = self._takes_signals or "takes_signals" in message
         self._written = message.get("written", self._written)
         if "signed_in" in message:
             self._members[message["signed_in"]["process"]] = message["signed_in"]
         if "done" in message:
             self._done, self._command = message["done"], message["command"]
+
+    def _end_at(self, deadline: float) -> None:
+        self._deadline = deadline
+        if not self._received:
+            self._kill_at = deadline + GRACE_S
 
     def _interrupted(self, number: int) -> int | None:
         """Send a signal on, or end the program if it cannot take it yet; then the exit code."""

@@ -8,6 +8,7 @@ from nccl_doctor.model.cluster import Cluster, Host, OutcomeStatus
 from nccl_doctor.model.findings import Where
 from nccl_doctor.toolkit.net.interfaces import is_link_local, is_virtual, leads_inside
 
+_MOST_NAMES = 4
 MASTER_NOT_SET = "master-not-set"
 """Code of the note on a MASTER_ADDR and MASTER_PORT that nobody gave."""
 
@@ -61,6 +62,25 @@ def road_to_master(cluster: Cluster, host: Host) -> Where:
     address = first.launch.master_addr if first and first.launch else None
     end = master.label if master else address
     return Where(links=((host.label, end),)) if end else Where(hosts=(host.label,))
+
+
+def sides_in_words(sides: Mapping[str, Sequence[str]]) -> str:
+    """A difference in words: each value, and the hosts or ranks that have it, the most first.
+
+    Args:
+        sides: value as text → names of the places.
+    """
+    return "; ".join(
+        f"{value} on {_some(names)}"
+        for value, names in sorted(sides.items(), key=lambda side: (-len(side[1]), side[0]))
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    """All of a few names; of many, the first ones and how many more there are."""
+    if len(names) <= _MOST_NAMES:
+        return ", ".join(names)
+    return f"{', '.join(names[: _MOST_NAMES - 1])} and {len(names) - _MOST_NAMES + 1} more"
 
 
 def between(names: Sequence[str]) -> Where:

@@ -1,4 +1,4 @@
-"""Releases of NCCL, torch and the driver with a known fault: the table in `releases.toml`. Pure."""
+"""Known faults of releases of NCCL, torch, DeepSpeed and the driver: `releases.toml`. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,25 @@ from nccl_doctor.model.findings import Severity
 from nccl_doctor.toolkit.tables import read_table
 from nccl_doctor.toolkit.versions import release
 
-PRODUCTS = ("nccl", "torch", "driver")
+PRODUCTS = ("nccl", "torch", "deepspeed", "driver")
 RDMA, COMM_ID, NO_P2P, STRANGERS = "rdma", "comm-id", "no-p2p", "strangers"
 DEVICE_ID, DEVICE_ID_GROUPS = "device-id", "device-id-groups"
+ONE_RANK = "one-rank"
 EMPTY_NODE = "empty-node"
-CONDITIONS = (RDMA, COMM_ID, NO_P2P, STRANGERS, DEVICE_ID, DEVICE_ID_GROUPS, EMPTY_NODE)
+CONDITIONS = (
+    RDMA,
+    COMM_ID,
+    NO_P2P,
+    STRANGERS,
+    DEVICE_ID,
+    DEVICE_ID_GROUPS,
+    ONE_RANK,
+    EMPTY_NODE,
+)
 """Conditions beside the release: an RDMA port that NCCL would use; NCCL_COMM_ID is set; GPUs of a
 host that do not reach each other's memory; somebody connects to ports of the job; the default group
-is given a device_id; the same, and the job forms further groups; NCCL requests memory of a NUMA
-node that has none."""
+is given a device_id; the same, and the job forms further groups; it has one rank, and a further
+group has processes of another world; NCCL requests memory of a NUMA node that has none."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from nccl_doctor.model.cluster import Cluster, Rank
 from nccl_doctor.model.findings import Confidence, Finding, Kind, Where
 from nccl_doctor.toolkit.blame import odd_ones_out
+from nccl_doctor.toolkit.hosts import sides_in_words
 
 _ARCH = re.compile(r"(sm|compute)_(\d+)([af]?)")
 
@@ -170,10 +171,15 @@ def disagreement(
     places = set(odd.places)
     blamed = [item for item in known if (item[0].host.id if whole else item[0].seat) in places]
     said = ", ".join(f"{name}={v}" for v in sorted({value for _, value in blamed}, key=str))
+    sides: dict[str, list[str]] = {}
+    for rank, value in known:
+        place = rank.host.label if whole else f"rank {rank.rank}"
+        if place not in sides.setdefault(f"{name}={value}", []):
+            sides[f"{name}={value}"].append(place)
     where = place_of(rank for rank, _ in blamed)
     finding = Finding(
         kind,
-        f"{said}: equally divided, so it is not known which is right"
+        f"{sides_in_words(sides)}: equally divided, so it is not known which is right"
         if odd.tie
         else f"{said}, elsewhere {name}={odd.usual}",
         Where(hosts=where.hosts) if of_host and whole else where,

@@ -26,11 +26,11 @@ ELSEWHERE = (
     "rail_reach", "pcie_errors", "memory_errors", "hardware_errors", "known_releases",
     "gdrcopy", "preload", "nccl_plugins", "partition_keys", "mps",
     "nccl_diagnostics", "network_speed",
-    "amd_gpus", "dcgm", "dcgm_diag", "throttling", "bonds",
+    "amd_gpus", "dcgm", "dcgm_diag", "held_connections", "throttling", "bonds", "loss",
 )  # fmt: skip
 """Checks of what the lab has not, or not always: torchrun's c10d rendezvous, Slurm, connection
-tracking, mostly NCCL, a job with a side group, a kernel that counts errors of its hardware, and
-limits of CPU time.
+tracking, losses, a silence that somebody asks for, mostly NCCL, a job with a side group, a kernel
+that counts errors of its hardware, and limits of CPU time.
 """
 SETTLE_S = 5.0
 """What the doctor allows a participant, beyond a deadline, to examine a stuck child."""

@@ -72,6 +72,7 @@ def observed(
     path: str = "/nonexistent",
     master: str = "127.0.0.1",
     limit_s: int = 6,
+    code: str = RANK,
     **params: Any,
 ) -> list[dict[str, Any]]:
     """Facts of each rank, with NCCL's variables `at_init`: when it entered the group."""
@@ -83,7 +84,7 @@ def observed(
             folder=folder,
             out=out,
             err=out.with_suffix(".err"),
-            code=RANK,
+            code=code,
         )
         for seat, out in enumerate(outputs)
     ]

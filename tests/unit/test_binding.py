@@ -169,6 +169,9 @@ def test_the_advice_is_the_one_for_these_versions() -> None:
     assert advise("0.17.2", OFFICIAL).text.startswith("nothing")
     assert advise("0.19.8", "2.7.0+cu126").text.startswith("nothing")
     assert "0.19.7 or newer" in advise("0.19.5", OFFICIAL, world=1).text
+    # A release without that fault, where the group was bound all the same.
+    seen = as_observed(on_cuda("0.19.8", world=1), True, False)
+    assert "or newer" not in binding_advice(seen, "0.19.8", OFFICIAL, 1).text
     assert "print torch.distributed.group.WORLD.bound_device_id" in advise("x", OFFICIAL).text
 
 

@@ -60,6 +60,26 @@ def test_an_address_that_no_interface_has_may_be_translated() -> None:
     assert (found.level, found.confidence) == (Severity.WARN, Confidence.LIKELY)
 
 
+def test_a_later_name_that_misleads_is_worth_knowing_for_a_restart() -> None:
+    """nd0 comes first, and is right; were it lost, nd1 would be MASTER_ADDR, which nd2 has not."""
+    names = ("nd0", "nd1", "nd2")
+    nd1, nd2 = ({"name": f"nd{i}", "answers": [f"192.168.77.{i + 1}"], "error": ""} for i in (1, 2))
+    none = {"answers": [], "error": "Name or service not known"}
+    views = [{**view(name, "192.168.77.1"), "later": [nd1, nd2]} for name in names]
+    assert judge(CHECK, cluster(*views)) == []
+    views[2]["later"] = [{**nd1, **none}, nd2]
+    found = only(CHECK, cluster(*views), "agent-name-misleads", hosts=["nd1"])
+    assert found.level is Severity.INFO
+    assert found.message == (
+        "after a restart without nd0, MASTER_ADDR may be the name of nd1: on nd2 it does not "
+        "resolve (Name or service not known)"
+    )
+    views[2]["later"] = [{**nd1, "answers": ["203.0.113.7"]}, nd2]  # it may be translated
+    assert judge(CHECK, cluster(*views)) == []
+    views[1] = {**view("nd1"), "later": [nd1, {**nd2, **none}]}  # the first name is the fault here
+    only(CHECK, cluster(*views), "agent-name-misleads", hosts=["nd1"])
+
+
 def agents(**fields: Any) -> Cluster:
     """Hosts whose ranks nccl-doctor itself started."""
     return make_cluster(**fields)
@@ -98,9 +118,11 @@ def test_the_first_of_all_names_is_looked_up() -> None:
     assert facts["answers"]
     given = Job(rendezvous=Rendezvous("c10d", "nd0", local_addr="127.0.0.9"))
     facts = CHECK.observe(Context(Launch(), {}, job=given, peers=Others("localhost")))
-    assert facts == {
+    assert {key: facts[key] for key in facts if key != "later"} == {
         "name": "127.0.0.9",
         "first": "127.0.0.9",
         "answers": ["127.0.0.9"],
         "error": "",
     }
+    assert [each["name"] for each in facts["later"]] == ["localhost"]
+    assert facts["later"][0]["answers"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -196,6 +198,21 @@ def context(seat: int, group: tuple[int, ...], peers: Any, **params: Any) -> Con
     return Context(
         launch=Launch(), env={}, round="all", group=group, seat=seat, params=told, peers=peers
     )
+
+
+LOOK = """
+from nccl_doctor.api import Context, Launch
+from nccl_doctor.checks.clock import _uses_c10d
+
+print(*(_uses_c10d(Context(Launch(name), {})) for name in ("torchrun", "accelerate", "srun")))
+"""
+
+
+def test_the_launcher_above_says_whether_its_agents_meet_by_c10d() -> None:
+    shell = ["sh", "-c", '"$0" -c "$1"; true', sys.executable, LOOK]  # it stays, as an agent does
+    line = [*shell, "launch", "--rdzv_backend", "c10d", "t.py"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "True True False\n"
 
 
 def test_where_there_is_nobody_to_compare_with() -> None:

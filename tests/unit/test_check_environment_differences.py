@@ -117,7 +117,7 @@ def test_a_tie_is_said_to_be_a_tie() -> None:
     found = only(judge([{"NCCL_NET": "IB"}, {"NCCL_NET": "Socket"}]), "env-differs")
     assert found.where.hosts == ("nd0", "nd1")
     assert found.confidence is Confidence.POSSIBLE
-    assert "NCCL_NET=IB on 1 host, NCCL_NET=Socket on 1 host" in found.message
+    assert "NCCL_NET=IB on nd0; NCCL_NET=Socket on nd1" in found.message
     assert found.evidence == {
         "values": {"NCCL_NET": {"NCCL_NET=IB": ["nd0"], "NCCL_NET=Socket": ["nd1"]}}
     }

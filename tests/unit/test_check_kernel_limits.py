@@ -66,6 +66,18 @@ def test_ports_run_out(fields: dict[str, Any], severity: Severity, message: str)
     assert message in found.message
 
 
+@pytest.mark.parametrize(
+    ("reserved", "kept"), [("", "29500"), ("22,9000-9100", "22,9000-9100,29500")]
+)
+def test_a_wider_range_leaves_the_port_of_the_job_out(reserved: str, kept: str) -> None:
+    made = cluster(range=[50000, 50099], reserved_ports=reserved)
+    found = only(CHECK, made, "ports-exhausted", hosts=["nd1"])
+    assert found.fix == (
+        'sysctl -w net.ipv4.ip_local_port_range="1024 65535" '
+        f"net.ipv4.ip_local_reserved_ports={kept}"
+    )
+
+
 _ROW = "   0: 0100007F:{port:04X} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000 0"
 
 
@@ -99,6 +111,7 @@ def test_reading(tmp_path: Path) -> None:
         "taken": 2,
         "time_wait": 1,
         "reserved": 2,
+        "reserved_ports": "22,50009-50020,50005",
         "local_ranks": 8,
     }
 

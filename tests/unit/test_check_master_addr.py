@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Confidence, Finding, Severity
-from nccl_doctor.checks.master_addr import MasterAddr
+from nccl_doctor.api import ALONE, Cluster, Confidence, Finding, Severity
+from nccl_doctor.checks.master_addr import ADDR_NOT_ON_MASTER, MasterAddr
 from nccl_doctor.toolkit.net.names import LookUp
 from tests.support.clusters import change_rank, make_cluster, outcome, shut_out
 from tests.support.findings import judge
@@ -249,6 +249,32 @@ def test_the_host_that_has_the_address_sees_it_too():
     assert found.level is Severity.FAIL
 
 
+@pytest.mark.parametrize(
+    ("likely", "runtime", "fix"),
+    [
+        ("172.17.0.2", "docker", "docker run --network=host on every machine"),
+        ("172.17.0.2", "kubernetes", "hostNetwork: true in the spec of every pod"),
+        ("172.17.0.2", "", ADDR_NOT_ON_MASTER.fix),  # such an address by another way
+        ("10.0.0.2", "docker", ADDR_NOT_ON_MASTER.fix),  # another network of that container
+    ],
+)
+def test_each_container_behind_a_bridge_takes_the_address_for_its_own(
+    likely: str, runtime: str, fix: str
+):
+    """Docker gives 172.17.0.2 to the first container of every machine: nobody meets anybody."""
+    made = view_of_nd1(facts("nd1", "172.17.0.2", name="172.17.0.2"))
+    (host,) = made.hosts
+    bridge = {"likely": ["eth0", likely], "others": [], "container": runtime}
+    seen = {**host.facts, "duplicate_address": {ALONE: outcome(bridge)}}
+    host = replace(host, addresses=("172.17.0.2", "10.0.0.2"), facts=seen)
+    ranks = tuple(replace(rank, host=host) for rank in made.ranks)
+    found = only(replace(made, hosts=(host,), ranks=ranks))
+    assert (place(found), found.level) == (("addr-not-on-master", ("nd1",)), Severity.FAIL)
+    assert (found.fix or found.kind.fix).startswith(fix)
+    behind = fix != ADDR_NOT_ON_MASTER.fix
+    assert found.message.endswith("containers behind bridges have the same addresses") is behind
+
+
 def test_a_host_that_may_be_rank_0s_does_not_accuse_itself():
     made = view_of_nd1(facts("nd1", ND1, name="nd1"))
     for seat in (2, 3):
@@ -285,6 +311,21 @@ def test_look_ups_that_are_slow_twice():
     found = only(cluster_of({"nd0": facts("nd0"), "nd1": facts("nd1", reverse=reverse)}))
     assert (place(found), found.level) == (("dns-slow", ("nd1",)), Severity.WARN)
     assert ND0 in found.message
+
+
+def test_torch_asks_for_ipv6_first_which_etc_hosts_does_not_have():
+    """With the IPv4 address in /etc/hosts, any other look-up of the name is fast."""
+    silent = look("nd0", error="no answer from the resolver", took=(4.0, 3.0))
+    seen = facts("nd1", ipv6={**silent, "timed_out": True})
+    found = only(cluster_of({"nd0": facts("nd0"), "nd1": seen}))
+    assert (place(found), found.level) == (("dns-slow", ("nd1",)), Severity.WARN)
+    assert found.message == (
+        "slow twice in a row: nd0 for IPv6 alone gave no answer in 4 s; torch's store asks for it "
+        "first, at each connection"
+    )
+    assert found.fix.endswith(f"export MASTER_ADDR={ND0}")
+    fast = look("nd0", error="Name or service not known", took=(0.01,))
+    assert judged(cluster_of({"nd0": facts("nd0"), "nd1": facts("nd1", ipv6=fast)})) == []
 
 
 def test_a_slow_look_up_of_the_own_name_counts_too():

@@ -171,6 +171,14 @@ def test_a_host_that_lost_the_store_before_it_was_signed_in_is_not_the_place() -
     assert (found.where.hosts, found.where.links) == (("nd2",), ()), "it came too late, or left"
 
 
+def test_hosts_that_reached_the_store_and_none_of_which_was_signed_in_share_the_road() -> None:
+    """Both ends of the cut road were seen to work: what they have in common is rank 0's host."""
+    (one, two) = judge(Ranks(), world(rules(), out=("nd1", "nd2"), became="connected"))
+    assert (one.code, two.code) == ("host-absent", "host-absent")
+    assert [each.where.hosts for each in (one, two)] == [(), ()]
+    assert [each.where.links for each in (one, two)] == [(("nd1", "nd0"),), (("nd2", "nd0"),)]
+
+
 def test_a_rule_that_is_gone_again_is_still_the_cause() -> None:
     gone = look_again(world(rules(hit()), absent_nodes=(2,)), rules())
     assert "came during the run" not in only(CHECK, gone, "port-blocked", hosts=["nd0"]).message

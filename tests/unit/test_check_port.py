@@ -301,7 +301,7 @@ def test_a_privileged_port():
 
 
 def judged_at_an_ephemeral_port(launcher: str) -> list[Finding]:
-    risky = {"port": 40000, "ephemeral": [32768, 60999]}
+    risky = {"port": 40000, "ephemeral": [32768, 60999], "reserved": "8080"}
     hosts = {"nd0": facts(server="self", **risky), "nd1": facts(**risky)}
     made = make_cluster(tuple(hosts), check="port", by_host=hosts)
     for seat in range(len(made.ranks)):
@@ -313,6 +313,7 @@ def judged_at_an_ephemeral_port(launcher: str) -> list[Finding]:
 def test_an_ephemeral_port_is_a_risk_where_it_is_served(launcher: str):
     (found,) = judged_at_an_ephemeral_port(launcher)
     assert (found.code, found.where) == ("port-ephemeral", Where(hosts=("nd0",)))
+    assert found.fix.endswith("sysctl -w net.ipv4.ip_local_reserved_ports=8080,40000")
     assert found.level is Severity.WARN
 
 

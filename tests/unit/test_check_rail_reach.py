@@ -26,7 +26,7 @@ from nccl_doctor.api import (
 from nccl_doctor.checks.rail_reach import RailReach
 from nccl_doctor.checks.rail_reach.neighbours import neighbour
 from nccl_doctor.toolkit.net.dial import Origin
-from nccl_doctor.toolkit.peers.echo import Listeners
+from nccl_doctor.toolkit.peers.listeners import Listeners
 from tests.support import fabrics
 from tests.support.clusters import make_cluster, outcome, reread
 from tests.support.findings import judge, only

@@ -229,7 +229,7 @@ class TestStories:
         cluster = everywhere(make_cluster(), [2, 3], nnodes=3, world_size=6)
         finding = only(cluster, "nnodes-differs", hosts=["nd0", "nd1"])
         assert finding.confidence is Confidence.POSSIBLE
-        assert finding.message.startswith("nnodes=2, nnodes=3: equally divided")
+        assert finding.message.startswith("nnodes=2 on nd0; nnodes=3 on nd1: equally divided")
         assert finding.evidence == {"values": {"nd0": [2], "nd1": [3]}}
 
     def test_derived_counts_are_not_compared(self) -> None:

@@ -78,7 +78,7 @@ def test_a_host_without_an_active_port_goes_by_sockets_alone() -> None:
     sick = host(port(state="DOWN"), port("mlx5_1", "INIT"), road="sockets")
     found = only(CHECK, cluster(HEALTHY, sick, HEALTHY), "rdma-mixed", hosts=["nd1"])
     assert (found.level, found.confidence) == (Severity.FAIL, Confidence.LIKELY)
-    assert "infiniband on 2 hosts, sockets on 1 host" in found.message
+    assert "infiniband on nd0, nd2; sockets on nd1" in found.message
     assert "mlx5_0:1 DOWN" in found.message
 
 
@@ -97,7 +97,7 @@ def test_of_two_hosts_the_one_whose_ports_are_all_down_is_named() -> None:
     sick = host(port(state="DOWN"), road="sockets")
     found = only(CHECK, cluster(HEALTHY, sick), "rdma-mixed", hosts=["nd1"])
     assert (found.level, found.confidence) == (Severity.FAIL, Confidence.POSSIBLE)
-    assert found.message.endswith("; mlx5_0:1 DOWN")
+    assert found.message.endswith("on nd1: mlx5_0:1 DOWN")
 
 
 def test_one_port_of_a_host_is_down() -> None:
@@ -266,7 +266,7 @@ def test_a_report_of_an_earlier_version_can_still_be_judged() -> None:
 def test_a_host_without_efa_among_hosts_that_have_it() -> None:
     have = host(port("rdmap0s0", link="Unknown", wanted=False), road="efa")
     found = only(CHECK, cluster(have, have, host(road="sockets")), "rdma-mixed", hosts=["nd2"])
-    assert "efa on 2 hosts, sockets on 1 host" in found.message
+    assert "efa on nd0, nd1; sockets on nd2" in found.message
 
 
 def test_efa_without_its_plug_in_is_told_by_another_check() -> None:

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from nccl_doctor.checks.ranks import Ranks
+from nccl_doctor.checks.ranks_per_host import RanksPerHost
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.join import grown
 from nccl_doctor.gather.sign_in import SignIn
+from nccl_doctor.launch.detect import detect
 from nccl_doctor.launch.host_launch import host_launch
 from nccl_doctor.model.cluster import ALONE, Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.job import Job
@@ -20,6 +22,7 @@ from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import Claim, lay_out
 from nccl_doctor.model.options import Flags, Options
 from tests.support.findings import judge
+from tests.support.launches import MASTER, OPEN_MPI, PLAIN
 
 
 def sign_in(node: int, nproc: int, **launch: Any) -> SignIn:
@@ -78,6 +81,31 @@ def test_an_elastic_job_misses_nobody_beyond_its_fewest_hosts() -> None:
     found = judge(Ranks(), made)
     assert [(each.code, each.level.value) for each in found] == [("hosts-fewer-than-most", "info")]
     assert "2 hosts are here, of 1 to 3" in found[0].message
+
+
+@pytest.mark.parametrize("environ", [PLAIN, OPEN_MPI], ids=["env", "mpirun"])
+def test_hosts_with_different_numbers_of_ranks_are_counted(environ: dict[str, str]) -> None:
+    """2 ranks on nd0 and 4 on nd1: by what nd0 knows, 6 ranks are 3 hosts."""
+    start = "OMPI_COMM_WORLD_" if environ is OPEN_MPI else ""
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    names = names if start else ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+    def launch(rank: int) -> Launch:
+        local, size = (rank, 2) if rank < 2 else (rank - 2, 4)
+        numbers = zip(names, (rank, 6, local, size), strict=True)
+        return detect({**environ, **MASTER, **{f"{start}{name}": str(n) for name, n in numbers}})
+
+    log = EvidenceLog(launch(0), {}, {})
+    for rank in range(6):
+        if rank == 5:
+            assert log.cluster(Options(), "gloo").nnodes == 3, "nobody knows better yet"
+        host = f"nd{int(rank > 1)}"
+        log.sign_in(rank, SignIn(f"token {rank}", 100 + rank, launch(rank), host, f"key {host}"), 0)
+    made = log.cluster(Options(), "gloo")
+    assert (made.nnodes, len(made.hosts), made.absent) == (2, 2, ())
+    assert [(each.code, each.level.value) for each in judge(RanksPerHost(), made)] == [
+        ("nproc-differs", "info")
+    ]
 
 
 def test_absent_ranks_are_those_of_absent_hosts_and_of_siblings() -> None:

@@ -19,7 +19,6 @@ from nccl_doctor.checks import bonds, kernel_access, kernel_limits, link_flaps
 from nccl_doctor.checks.cpus.governors import read_governors
 from nccl_doctor.checks.gpu_affinity.gpu_places import place_on_host
 from nccl_doctor.checks.gpu_state.kernel_log import read_kernel_log
-from nccl_doctor.checks.links.drops import read_counts
 from nccl_doctor.checks.links.timed import nic_speed
 from nccl_doctor.checks.neighbours.room import read_table
 from nccl_doctor.checks.rail_reach.neighbours import neighbour
@@ -42,6 +41,7 @@ from nccl_doctor.toolkit.gpu.devices import host_gpus
 from nccl_doctor.toolkit.nccl import conf
 from nccl_doctor.toolkit.net import dial, routes
 from nccl_doctor.toolkit.net import ports as tcp_ports
+from nccl_doctor.toolkit.peers.drops import read_counts
 from tests.support import fabrics, hardware
 from tests.support.unsent import unsent
 from tests.unit.test_hostile_report import ends, whole

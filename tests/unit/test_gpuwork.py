@@ -24,7 +24,7 @@ from nccl_doctor.checks.gpu_work.work import (
     sizes,
 )
 from nccl_doctor.observe import probe
-from nccl_doctor.toolkit.gpu.devices import compute_mode
+from nccl_doctor.toolkit.gpu.devices import compute_mode, has_multicast
 from nccl_doctor.toolkit.gpu.tables import MEASURES, gpu_error, peaks_of
 from tests.support.clusters import make_cluster
 from tests.support.findings import only
@@ -146,7 +146,7 @@ def test_what_is_asked_meanwhile_is_asked_once_and_not_timed(work: DeviceWork) -
 
 @pytest.fixture
 def libcuda(tmp_path: Path) -> Path:
-    """A driver of two GPUs, the second of which lets one process in at a time."""
+    """A driver of two GPUs: the first has multicast, the second lets one process in at a time."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler (cc, gcc) to build a stand-in for libcuda")
@@ -154,6 +154,7 @@ def libcuda(tmp_path: Path) -> Path:
     source.write_text(
         "int cuDeviceGet(int *d, int n) { *d = n; return n > 1 ? 101 : 0; }\n"
         "int cuDeviceGetAttribute(int *v, int a, int d) {\n"
+        "    if (a == 132) { *v = d == 0; return 0; }\n"
         "    if (a != 20) return 1;\n"
         "    *v = d == 1 ? 3 : 0;\n"
         "    return 0;\n"
@@ -167,10 +168,14 @@ def libcuda(tmp_path: Path) -> Path:
 def test_the_driver_says_how_many_processes_a_gpu_lets_in(libcuda: Path) -> None:
     def look(line: probe.Line) -> dict[str, Any]:
         ctypes.CDLL(str(libcuda))  # the same soname then leads to it
-        return {"modes": [compute_mode(index) for index in range(3)]}
+        return {
+            "modes": [compute_mode(index) for index in range(3)],
+            "multicast": [has_multicast(index) for index in range(3)],
+        }
 
     (outcome,) = probe.run([probe.ProbeJob("gpus", look, time.monotonic() + 10)])
     assert outcome.facts["modes"] == [0, 3, None]
+    assert outcome.facts["multicast"] == [True, False, None]
 
 
 def test_a_rate_is_work_over_time(work: DeviceWork) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -72,6 +73,12 @@ class TestHealthyLaunchers:
         launch = detect(TORCHRUN)
         assert (launch.run_id, launch.restart_count, launch.agent_store) == ("job7", 2, True)
         assert launch.sources["node_rank"] == "GROUP_RANK"
+
+    def test_accelerate_restarts_its_ranks_by_torchrun_s_agents(self) -> None:
+        """The same record but for the name, so that the ranks meet again in the agent's store."""
+        again = {**TORCHRUN, "ACCELERATE_MIXED_PRECISION": "no"}
+        assert detect(again) == replace(detect(TORCHRUN), launcher="accelerate")
+        assert detect(again).restart_count == 2
 
     @pytest.mark.parametrize("value", ["False", "true", "1", ""])
     def test_agent_store_is_compared_as_torch_does(self, value: str) -> None:
@@ -237,6 +244,24 @@ class TestPerHostLaunchers:
     def test_torchrun_inside_a_pod_is_torchrun(self) -> None:
         launch = detect({**KUBEFLOW_2, **TORCHRUN})
         assert (launch.launcher, launch.rank, launch.problems) == ("torchrun", 5, ())
+
+    @each_row(
+        ("environ", "launcher"),
+        [
+            ({**TORCHRUN, "ACCELERATE_MIXED_PRECISION": "no"}, "accelerate"),
+            (DEEPSPEED, "deepspeed"),
+            ({**SRUN, **MASTER}, "srun"),  # Slurm's daemons as pods (Slinky, Soperator)
+            ({**OPEN_MPI, **MASTER}, "mpirun"),  # MPIJob
+            (RAY, "ray"),  # KubeRay
+        ],
+    )
+    def test_any_launcher_inside_a_pod_is_itself(
+        self, environ: Mapping[str, str], launcher: str
+    ) -> None:
+        launch = detect({**KUBEFLOW_2, **environ})
+        assert (launch.launcher, launch.per_host, launch.problems) == (launcher, False, ())
+        assert (launch.rank, launch.world_size, launch.local_rank) == (5, 8, 1)
+        assert (launch.master_addr, launch.master_port) == ("nd0", 29500)
 
     def test_ranks_inside_a_pod_are_ranks(self) -> None:
         launch = detect({**PLAIN, "KUBERNETES_SERVICE_HOST": "10.0.0.1"})

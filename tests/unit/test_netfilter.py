@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from nccl_doctor.toolkit.firewall.netfilter import MAX_LINES, Packet, Rules, rule_matches
+from nccl_doctor.toolkit.firewall.netfilter import (
+    MAX_LINES,
+    Packet,
+    Rules,
+    let_in,
+    quote_hit,
+    rule_matches,
+)
 from nccl_doctor.toolkit.firewall.rulesets import (
     parse_iptables,
     parse_nft,
@@ -101,6 +108,52 @@ def test_a_rule_on_length_takes_large_packets_alone() -> None:
 def test_what_is_not_understood_is_never_sure(rule: str) -> None:
     hits = nft(rule).hits(REPLY)
     assert [hit.sure for hit in hits] == [False]
+
+
+SYN6 = Packet(True, "eth1", "fd00::1", "fd01::2", EPHEMERAL, (45000, 45000))
+FIREWALLD = "meta nfproto ipv6 fib saddr . mark . iif oif missing drop"
+
+
+@each_row("rule", [FIREWALLD, FIREWALLD.replace("oif missing", "check missing")])
+def test_the_reverse_path_filter_that_firewalld_has_for_ipv6(rule: str) -> None:
+    """It drops what the kernel, which has no such setting for IPv6, would answer elsewhere."""
+    rules = nft("icmpv6 type { nd-router-advert, nd-neighbor-solicit } accept", rule)
+    (hit,) = rules.hits(replace(SYN6, way_back=False))
+    assert hit.sure
+    said = quote_hit(hit.to_json())
+    assert said == f"nft inet fw input: {rule} (answers would leave by another interface)"
+    assert rules.hits(replace(SYN6, way_back=True)) == []
+    (hit,) = rules.hits(SYN6)
+    assert not hit.sure
+    assert quote_hit(hit.to_json()) == f"nft inet fw input: {rule}"
+    assert rules.hits(replace(SYN, way_back=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("managers", "fix"),
+    [
+        (["firewalld"], "IPv6_rpfilter=no in /etc/firewalld/firewalld.conf && firewall-cmd --rel"),
+        ([], "nft delete rule inet fw input handle 2; or routes by which answers leave where"),
+    ],
+)
+def test_no_zone_lets_pass_what_that_filter_drops(managers: list[str], fix: str) -> None:
+    (hit,) = nft(FIREWALLD).hits(replace(SYN6, way_back=False))
+    assert let_in({**hit.to_json(), "incoming": True}, ["fd00::1"], managers).startswith(fix)
+
+
+@each_row(
+    "rule",
+    [
+        "fib daddr . iif type != { local, broadcast, multicast } drop",
+        "fib saddr oif missing drop",
+        "fib saddr . iif oifname != eth0 drop",
+        "fib saddr . iif type blackhole drop",
+        "fib daddr . iif check exists drop",
+    ],
+)
+def test_other_look_ups_in_the_routing_table_may_match(rule: str) -> None:
+    for known in (True, False, None):
+        assert [hit.sure for hit in nft(rule).hits(replace(SYN6, way_back=known))] == [False]
 
 
 def test_a_rule_that_accepts_comes_first() -> None:

@@ -97,8 +97,8 @@ def test_a_plug_in_has_its_turn_in_its_layer(install, turn):
     install(source + f"    turn = Turn.{turn.name}\n", f"moon_{turn.value}")
     names = [check.name for check in registry.load().checks if check.layer is Layer.SPEED]
     first = ["links"]
-    last = ["hardware_errors", "memory_kills", "rdma_errors", "throttling"]
-    where = {Turn.FIRST: 1, Turn.ANY: 2, Turn.LAST: 5}[turn]
+    last = ["hardware_errors", "held_connections", "memory_kills", "rdma_errors", "throttling"]
+    where = {Turn.FIRST: 1, Turn.ANY: 2, Turn.LAST: 6}[turn]
     expected = [*first, "group_speed", "network_speed", *last]
     assert names == [*expected[:where], "moon", *expected[where:]]
 
@@ -459,6 +459,7 @@ CODES = """
     offload-operator-unavailable
     cpu-throttled memory-throttled netlink-refused process-access-refused
     link-slow link-lossy host-slow latency-high bandwidth-low rank-slow idle-connections-forgotten
+    idle-connection-lost
     nic-errors-rising packets-dropped path-mtu-low
     bandwidth-below-floor rail-slow
     """

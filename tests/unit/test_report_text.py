@@ -9,6 +9,7 @@ import pytest
 from nccl_doctor.api import Confidence, Finding, Layer, Outcome, OutcomeStatus, Severity, Where
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report import text
+from nccl_doctor.report.places import checks_in_words
 from tests.support.clusters import make_cluster
 from tests.support.reports import RUN, kind, made_check, through_json
 from tests.support.rows import each_row
@@ -201,3 +202,11 @@ def test_nothing_from_outside_reaches_the_terminal():
         for line in out.splitlines():
             assert line.isprintable()
     assert "a\\x1b[2J\\x1b]0;x\\x07 b\\u202ec d\\x9b31me\\x7f\\ud800" in out
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(1, "check0"), (2, "check0, check1"), (9, "9 other checks")]
+)
+def test_many_checks_that_were_not_tested_are_only_counted(count: int, words: str) -> None:
+    names = [f"check{number}" for number in range(count)]
+    assert checks_in_words(names) == words

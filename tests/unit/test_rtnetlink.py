@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from nccl_doctor.toolkit.net import rtnetlink
-from nccl_doctor.toolkit.net.rtnetlink import neighbours, way_in, way_to
+from nccl_doctor.toolkit.net.rtnetlink import leads_back, neighbours, vrf_of, way_in, way_to
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = """
@@ -28,6 +30,10 @@ ip link set lo up
 ip addr add 10.0.0.1/24 dev one
 ip addr add 10.0.0.2/24 dev two
 ip addr add fd00::1/64 dev two nodad
+ip addr add fd00::2/128 dev one nodad
+ip link add three type veth peer name threep
+ip link add bridge0 type bridge
+ip link set three master bridge0
 # No second interface of a network: an address that stands alone, and an alias.
 ip addr add 10.5.5.5/32 dev one
 ip addr add 10.5.5.5/32 dev two
@@ -46,7 +52,8 @@ LOOK = """
 import json, subprocess, sys
 from nccl_doctor.api import Context, Launch
 from nccl_doctor.checks.rp_filter import RpFilter
-from nccl_doctor.toolkit.net.rtnetlink import neighbours, way_in, way_to
+from nccl_doctor.toolkit.net.rtnetlink import _master_of, leads_back, neighbours, vrf_of
+from nccl_doctor.toolkit.net.rtnetlink import way_in, way_to
 from nccl_doctor.toolkit.peers.calls import call_others
 
 def look():
@@ -60,6 +67,16 @@ seen = {
     "plain": look(),
     "ways": [way_to(each) for each in ("10.7.7.7", "10.8.8.8", "10.9.9.9", "fd00::7", "fd99::1")],
 }
+seen["leads"] = [
+    leads_back("fd00::1", "fd00::7", "two"),
+    leads_back("fd00::2", "fd00::7", "one"),
+    leads_back("10.0.0.2", "10.0.0.77", "two"),
+    leads_back("fd00::2", "fe80::7", "one"),
+    leads_back("fd00::2", "fd99::1", "one"),
+]
+master = _master_of("three")
+seen["master"] = [master[0], master[1].decode(), _master_of("one"), vrf_of("three"), vrf_of("no")]
+seen["within"] = [way_to("10.0.0.77", "", nic) for nic in ("one", "two")]
 entry = {"address": "10.0.0.7", "interface": "eth0", "roles": [], "port": 9}
 entries = [
     (seat, {**entry, "token": "t", "answer": "a", "mac": f"02:00:00:00:00:0{seat}"})
@@ -111,6 +128,19 @@ def test_gateway_source_and_mtu_of_a_way(said: Any) -> None:
     assert not refused[0]
 
 
+def test_whether_answers_leave_by_the_interface_on_which_packets_come(said: Any) -> None:
+    assert said["leads"] == [True, False, False, True, False]
+
+
+def test_what_an_interface_is_a_part_of(said: Any) -> None:
+    """A bridge stands for a VRF, which few kernels have: the kernel says the kind of both alike."""
+    assert said["master"] == ["bridge0", "bridge", None, "", ""]
+
+
+def test_a_way_within_an_interface_is_one_of_its_own_tables(said: Any) -> None:
+    assert [way[0] for way in said["within"]] == ["one", "two"]
+
+
 def test_neighbours_are_those_that_answered_and_those_that_did_not(said: Any) -> None:
     assert said["neighbours"] == {
         "10.0.0.7": "02:00:00:00:00:07",
@@ -144,18 +174,19 @@ class Kernel:
         pass
 
 
-PARTS = st.lists(st.tuples(st.integers(1, 9), st.binary(max_size=20))).map(
+HEADS = {24: rtnetlink._ROUTE, 16: rtnetlink._LINK}
+FIELDS = {24: (0,) * 8, 16: (0, 1, 0, 0)}
+NUMBERS = st.integers(1, 10) | st.just(rtnetlink._LINK_INFO)
+PARTS = st.lists(st.tuples(NUMBERS, st.binary(max_size=20))).map(
     lambda parts: b"".join(rtnetlink._part(kind, data) for kind, data in parts)
 )
 ANSWERS = st.binary(max_size=60) | st.builds(
     lambda size, kind, family, parts: (
         rtnetlink._HEADER.pack(size % 200, kind, 0, 1, 0)
-        + (rtnetlink._ROUTE if kind == 24 else rtnetlink._NEIGHBOUR).pack(
-            family, *((0,) * 8 if kind == 24 else (1, 2, 0, 0))
-        )
+        + HEADS.get(kind, rtnetlink._NEIGHBOUR).pack(family, *FIELDS.get(kind, (1, 2, 0, 0)))
         + parts
     ),
-    st.integers(0, 199), st.sampled_from([2, 3, 24, 28]), st.sampled_from([2, 10, 77]), PARTS,
+    st.integers(0, 199), st.sampled_from([2, 3, 16, 24, 28]), st.sampled_from([2, 10, 77]), PARTS,
 )  # fmt: skip
 
 
@@ -172,3 +203,17 @@ def test_any_answer_of_the_kernel(monkeypatch: pytest.MonkeyPatch, answer: bytes
     for way in (way_to("10.0.0.7"), way_to("fd00::7")):
         assert way is None or isinstance(way.errno, int)
     assert isinstance(neighbours(), dict)
+    assert isinstance(vrf_of("lo"), str)
+    assert leads_back("10.0.0.1", "10.0.0.7", "lo") in (True, False, None)
+
+
+def test_a_part_of_a_vrf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the kernel says it (`rtnl_link_slave_info_fill`); a VRF has no type in sysfs."""
+    part = rtnetlink._part
+    info = part(1, b"veth\0") + part(rtnetlink._SLAVE_KIND, b"vrf\0")
+    (lo,) = (index for index, name in socket.if_nameindex() if name == "lo")
+    answer = rtnetlink._LINK.pack(0, 1, 7, 0, 0) + part(3, b"eth0\0")
+    answer += part(rtnetlink._MASTER, struct.pack("=I", lo)) + part(rtnetlink._LINK_INFO, info)
+    head = rtnetlink._HEADER.pack(rtnetlink._HEADER.size + len(answer), 16, 0, 1, 0)
+    monkeypatch.setattr(rtnetlink.socket, "socket", lambda *_: Kernel(head + answer))
+    assert vrf_of("lo") == "lo"

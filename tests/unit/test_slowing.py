@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nccl_doctor.toolkit.nccl.conf import Setting
-from nccl_doctor.toolkit.nccl.slowing import BETWEEN, INSIDE, slowing
+from nccl_doctor.toolkit.nccl.slowing import BETWEEN, INSIDE, NVLS_OFF, slowing
 from tests.support.rows import each_row
 
 
@@ -21,6 +21,10 @@ def settings(**values: str) -> dict[str, Setting]:
         (INSIDE, {"NCCL_MAX_CTAS": "4"}, True),
         (INSIDE, {"NCCL_ALGO": ""}, False),
         (INSIDE, {"NCCL_NVLS_ENABLE": "0", "NCCL_TOPO_FILE": "/a.xml"}, False),
+        (NVLS_OFF, {"NCCL_NVLS_ENABLE": "0"}, True),
+        (NVLS_OFF, {"NCCL_CUMEM_ENABLE": "0"}, True),
+        (NVLS_OFF, {"NCCL_ALGO": "Ring"}, True),
+        (NVLS_OFF, {"NCCL_NVLS_ENABLE": "2", "NCCL_TOPO_FILE": "/a.xml"}, False),
         (INSIDE, {"NCCL_NET_GDR_LEVEL": "LOC"}, False),
         (BETWEEN, {"NCCL_NET_GDR_LEVEL": "LOC"}, True),
         (BETWEEN, {"NCCL_NET_GDR_LEVEL": "SYS"}, False),

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from nccl_doctor.launch.ssh.connection import STDERR_MAX, Heard, converse, ssh_command
+from nccl_doctor.toolkit.more_time import MoreTime
 
 # It is not our code that this stands in for: an ssh that always gets in, to this very host.
 SSH = """#!/bin/sh
@@ -216,3 +217,40 @@ def _until(true: Callable[[], bool], within_s: float = 10.0) -> None:
     while not true():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_one_that_needs_more_time_is_heard_and_waited_for() -> None:
+    more = MoreTime()
+
+    def hear(stderr: bytes) -> None:
+        if b"more\n" in stderr:
+            more.give(2)
+
+    now = time.monotonic()
+    heard = converse(
+        [shell("echo ready >&2; read word; echo more >&2; sleep 1.5; echo done")],
+        marker="ready",
+        word=lambda lost: "go\n",
+        ready_by=now + 5,
+        deadline=now + 1.0,
+        hear=hear,
+        more=more,
+    )
+    (ended,) = heard.ended
+    assert (ended.code, ended.stdout) == (0, "done\n")
+
+
+def test_a_time_that_was_put_off_ends_too() -> None:
+    more = MoreTime()
+    more.give(1)
+    now = time.monotonic()
+    heard = converse(
+        [shell("echo ready >&2; read word; sleep 60")],
+        marker="ready",
+        word=lambda lost: "go\n",
+        ready_by=now + 5,
+        deadline=now + 0.5,
+        more=more,
+    )
+    assert heard.ended[0].code is None
+    assert 1.4 < time.monotonic() - now < 6

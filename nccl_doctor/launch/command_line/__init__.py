@@ -9,5 +9,6 @@ launcher and starts nothing.
 from nccl_doctor.launch.command_line.job_line import JobLine, JobLineError
 from nccl_doctor.launch.command_line.program import which
 from nccl_doctor.launch.command_line.reader import read
+from nccl_doctor.launch.command_line.torchrun import read_variables
 
-__all__ = ["JobLine", "JobLineError", "read", "which"]
+__all__ = ["JobLine", "JobLineError", "read", "read_variables", "which"]

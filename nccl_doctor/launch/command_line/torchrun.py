@@ -54,6 +54,19 @@ def read(words: Sequence[str], environ: Mapping[str, str], table: FlagTable = FL
         JobLineError: torchrun would refuse the line, or the line contradicts itself.
     """
     given = read_flags(table, words)
+    return resolve("torchrun", {**_of_variables(environ), **given.flags}, given.notes)
+
+
+def read_variables(environ: Mapping[str, str]) -> JobLine:
+    """Record of the job of a torchrun that is given no flag, only PET_ variables.
+
+    Raises:
+        JobLineError: as in `read`.
+    """
+    return resolve("torchrun", _of_variables(environ))
+
+
+def _of_variables(environ: Mapping[str, str]) -> dict[str, Said]:
     flags = {
         name: Said(environ[variable], variable)
         for name in _FROM_VARIABLES
@@ -61,8 +74,7 @@ def read(words: Sequence[str], environ: Mapping[str, str], table: FlagTable = FL
     }
     if "standalone" in flags and number(flags["standalone"], 0) == 0:
         del flags["standalone"]
-    flags.update(given.flags)
-    return resolve("torchrun", flags, given.notes)
+    return flags
 
 
 def resolve(launcher: str, flags: GivenFlags, notes: tuple[str, ...] = ()) -> JobLine:

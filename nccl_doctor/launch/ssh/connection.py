@@ -9,6 +9,7 @@ process is killed.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import selectors
@@ -25,6 +26,7 @@ from nccl_doctor.toolkit import guardian
 from nccl_doctor.toolkit.forks import to_catch, wake_pipe
 from nccl_doctor.toolkit.host import open_descriptors
 from nccl_doctor.toolkit.masking import masked
+from nccl_doctor.toolkit.more_time import no_more
 
 STDOUT_MAX = 256 << 20
 STDERR_MAX = 64 << 10
@@ -139,6 +141,8 @@ def converse(
     ready_by: float,
     deadline: float,
     tick: Callable[[str], None] = lambda doing: None,
+    hear: Callable[[bytes], None] = lambda stderr: None,
+    more: Callable[[], float] = no_more,
 ) -> Heard:
     """Run commands at the same time, only from the main thread, and read all their output.
 
@@ -154,13 +158,16 @@ def converse(
         ready_by: `time.monotonic()` second, as above.
         deadline: `time.monotonic()` second at which whoever still runs is killed.
         tick: called several times a second with what is going on.
+        hear: called with the end of what one has written to stderr, whenever something came.
+        more: seconds by which the deadline is put off meanwhile.
 
     Raises:
         OSError: a command could not be started; none is left running.
     """
-    with _Conversation(commands, marker.encode()) as talk:
+    with _Conversation(commands, marker.encode(), hear) as talk:
         lost: frozenset[int] | None = None
-        while talk.running() and time.monotonic() < deadline:
+        hangs_up = math.inf
+        while talk.running() and time.monotonic() < min(deadline + more(), hangs_up):
             talk.listen()
             if lost is None and (
                 all(ssh.ready for ssh in talk.running()) or time.monotonic() > ready_by
@@ -171,7 +178,7 @@ def converse(
                     ssh.tell(word(lost).encode())
             if talk.interrupted and not talk.hung_up:
                 talk.hang_up()
-                deadline = min(deadline, time.monotonic() + HANG_UP_S)
+                hangs_up = time.monotonic() + HANG_UP_S
             there = sum(ssh.ready for ssh in talk.all)
             left = len(talk.running())
             tick(f"{there} of {len(talk.all)} hosts reached by ssh, waiting for {left}")
@@ -183,12 +190,15 @@ def converse(
 class _Conversation:
     """The processes, their pipes and this process's signals, together put away at the end."""
 
-    def __init__(self, commands: Sequence[Sequence[str]], marker: bytes) -> None:
+    def __init__(
+        self, commands: Sequence[Sequence[str]], marker: bytes, hear: Callable[[bytes], None]
+    ) -> None:
         self.all: list[_Ssh] = []
         self.interrupted: str | None = None
         self.hung_up = False
         self._commands = commands
         self._marker = marker
+        self._hear = hear
         self._selector = selectors.DefaultSelector()
         self._cleanup = contextlib.ExitStack()
 
@@ -268,6 +278,7 @@ class _Conversation:
             return True
         ssh.stderr += data
         ssh.ready = ssh.ready or self._marker in ssh.stderr
+        self._hear(bytes(ssh.stderr))
         del ssh.stderr[:-STDERR_MAX]
         return True
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nccl_doctor.launch.ssh.connection import Ended
-from nccl_doctor.launch.ssh.relay import MARKER
+from nccl_doctor.launch.ssh.relay import MARKER, MORE
 from nccl_doctor.model.findings import Finding, Kind, Where
 from nccl_doctor.model.kinds import (
     CONFIG_BAD_VALUE,
@@ -186,7 +186,7 @@ def _lost(words: str) -> _Fault:
 
 def _last_words(one: Failed) -> str:
     """The last line that says something, without the names of the host."""
-    lines = [line for line in _lines(one.ended.stderr) if not line.startswith(MARKER)]
+    lines = [line for line in _lines(one.ended.stderr) if not line.startswith((MARKER, MORE))]
     words = lines[-1] if lines else ""
     for name in (one.to, one.name):
         words = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.\w)", "the host", words)

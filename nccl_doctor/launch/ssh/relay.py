@@ -22,8 +22,16 @@ from nccl_doctor.model.options import Options
 
 MARKER = "nccl-doctor relay: ready, version "
 """Begin of the line on stderr that shows the other end that this process has started."""
+MORE = "nccl-doctor relay: seconds more for this run: "
+"""Begin of the line on stderr that tells the other end to wait longer."""
 
 _AGAIN_S = 1.0
+
+
+def tell_more(seconds: int) -> None:
+    """Tell the other end that the run ends so much later."""
+    sys.stderr.write(f"{MORE}{seconds}\n")
+    sys.stderr.flush()
 
 
 def instructions(options: Options, variables: Mapping[str, str], secret: bytes = b"") -> str:

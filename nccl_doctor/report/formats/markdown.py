@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from nccl_doctor.model.findings import Finding, Severity, Status, Where
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.places import MOST_PLACES, Places, by_kind
+from nccl_doctor.report.places import MOST_PLACES, Places, by_kind, checks_in_words
 from nccl_doctor.report.text import counts
 from nccl_doctor.toolkit.terminal import safe
 
@@ -131,7 +131,7 @@ def _not_tested(report: Report) -> str:
         if check.status in (Status.UNKNOWN, Status.BLOCKED):
             gaps.setdefault(check.reason or check.status.value, []).append(check.name)
     lines = (
-        f"{', '.join(code(name) for name in names)}: {code(reason)}"
+        f"{checks_in_words([code(name) for name in names])}: {code(reason)}"
         for reason, names in gaps.items()
     )
     return _list("Not known to be good", lines)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.model.findings import Finding, Severity, Status
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.places import Places
+from nccl_doctor.report.places import Places, checks_in_words
 from nccl_doctor.toolkit.terminal import safe
 
 MOST_BYTES = 3072
@@ -52,7 +52,7 @@ def _entries(report: Report) -> Iterator[str]:
         yield "".join(f"{_cut(line)}\n" for line in lines)
     for (status, reason), names in report.gaps().items():
         if status is Status.UNKNOWN:
-            yield _cut(f"not tested: {', '.join(names)}: {reason}") + "\n"
+            yield _cut(f"not tested: {checks_in_words(names)}: {reason}") + "\n"
 
 
 def _standing(report: Report) -> list[Finding]:

@@ -11,7 +11,7 @@ from nccl_doctor.model.report import Report
 from nccl_doctor.report.page.facts import value_of
 from nccl_doctor.report.page.markup import Html, element, fold, table, together
 from nccl_doctor.report.page.outcomes import in_order, number
-from nccl_doctor.report.places import Places, by_kind
+from nccl_doctor.report.places import Places, by_kind, checks_in_words
 
 _MOST = 64
 """Findings of one kind that are written out."""
@@ -157,7 +157,7 @@ def _gaps(report: Report) -> Iterator[Html]:
                 "li",
                 element("span", status.value, class_=f"status {status.value}"),
                 " ",
-                element("b", ", ".join(names)),
+                element("b", checks_in_words(names)),
                 f": {reason}",
             )
             for (status, reason), names in gaps.items()

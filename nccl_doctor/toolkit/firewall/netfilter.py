@@ -32,6 +32,8 @@ class Packet:
     `state` is conntrack's: `new` for the first packet, `established` for the reply. `midway`: the
     packet belongs to a connection that conntrack has forgotten, so it is `new` (or `invalid`, see
     net.netfilter.nf_conntrack_tcp_loose) and no SYN.
+    `way_back`: whether answers to its source leave by the interface on which it came; None where
+    that is not known.
     """
 
     incoming: bool
@@ -43,6 +45,7 @@ class Packet:
     state: str = "new"
     length: int = 60
     midway: bool = False
+    way_back: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,11 @@ class Hit:
     sure: bool
 
     def to_json(self) -> dict[str, Any]:
-        """The hit as plain data; `rule` is quoted as its tool prints it."""
+        """The hit as plain data; `rule` is quoted as its tool prints it. `way_back` only if it
+        depends on the way of the answers.
+        """
         rule = self.rule
+        asks = rule is not None and any(each.field == "way_back" for each in rule.conditions)
         return {
             "tool": self.chain.tool,
             "table": self.chain.table,
@@ -106,12 +112,15 @@ class Hit:
             "handle": rule.handle if rule else "",
             "verdict": self.verdict,
             "sure": self.sure,
+            **({"way_back": True} if asks else {}),
         }
 
 
 def quote_hit(hit: Mapping[str, Any]) -> str:
     """A `Hit` as plain data, on one line: `nft inet filter input: tcp dport 5000 drop`."""
-    return f"{hit['tool']} {hit['table']} {hit['chain']}: {hit['rule']}"
+    known = hit.get("way_back") and hit["sure"]
+    why = " (answers would leave by another interface)" if known else ""
+    return f"{hit['tool']} {hit['table']} {hit['chain']}: {hit['rule']}{why}"
 
 
 def remove_rule(hit: Mapping[str, Any]) -> str:
@@ -133,6 +142,10 @@ def let_in(hit: Mapping[str, Any] | None, peers: Sequence[str], managers: Sequen
     """
     if not peers:
         return ""
+    if hit is not None and hit.get("way_back"):  # such a rule comes before all zones
+        off = "IPv6_rpfilter=no in /etc/firewalld/firewalld.conf && firewall-cmd --reload"
+        off = off if "firewalld" in managers else remove_rule(hit)
+        return f"{off}; or routes by which answers leave where packets arrive (ip -6 rule)"
     if "firewalld" in managers:
         sources = " ".join(f"--add-source={peer}" for peer in peers)
         return f"firewall-cmd --permanent --zone=trusted {sources} && firewall-cmd --reload"
@@ -338,5 +351,6 @@ _FIELDS: dict[str, Callable[[Packet, str], bool | None]] = {
     "dport": lambda p, v: _port(p.target_ports, v),
     "state": lambda p, v: v.lower() == p.state,
     "syn": lambda p, v: p.state == "new" and not p.midway,
+    "way_back": lambda p, v: None if p.way_back is None else p.way_back == (v == "exists"),
     "length": lambda p, v: _length(p.length, v),
 }

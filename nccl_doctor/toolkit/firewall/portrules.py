@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from nccl_doctor.toolkit.firewall.rulesets import read_rules
 from nccl_doctor.toolkit.nccl.interface_choice import neighbourhood
 from nccl_doctor.toolkit.net.interfaces import interfaces
 from nccl_doctor.toolkit.net.ports import port_range
+from nccl_doctor.toolkit.net.rtnetlink import leads_back
 
 _LOOKS_LIKE = {"drop": ("dropped",), "reject": ("rejected", "refused")}
 """Verdict of a rule → outcomes of a call that it causes."""
@@ -44,6 +45,7 @@ def rules_for_calls_out(
     nic = names.get(source, "lo" if source == address else "")
     first = Packet(False, nic, source, address, port_range(root), (port, port))
     reply = Packet(True, nic, address, source, (port, port), port_range(root), "established")
+    reply = replace(reply, way_back=leads_back(source, address, nic))
     return follow(read_rules(timeout_s, root), {"first": first, "reply": reply}, [address])
 
 

@@ -38,6 +38,11 @@ _SIMPLE = {
     "length": "length",
     "state": "state",
 }
+_FIB = re.compile(
+    r"\bfib (?P<of>\w+(?: \. \w+)*) (?:oif|oifname|check|type)"
+    r"(?: (?P<found>missing|exists)\b| (?:!= )?(?:\{[^}]*\}|\S+))"
+)
+"""A look-up in the routing table; `check` is how nft prints `oif` since 1.1.4."""
 _FILLERS = {"meta", "ip", "ip6", "ct", "th", "counter", "log"}
 _SKIP_ARGUMENT = {"comment", "prefix", "level"}
 
@@ -104,7 +109,8 @@ def parse_nft_rule(line: str) -> Rule:
     rest = re.sub(r"tcp flags (& \([a-z |]+\) == syn|syn( / [a-z,]+)?)(?= |$)", "", text)
     if rest != text:
         conditions += [Condition("syn", ("yes",)), Condition("protocol", ("tcp",))]
-    tokens = _TOKEN.findall(rest)
+    conditions += map(_way_back, _FIB.finditer(rest))
+    tokens = _TOKEN.findall(_FIB.sub("", rest))
     verdict, target, index = "none", "", 0
     while index < len(tokens):
         token = tokens[index]
@@ -130,6 +136,14 @@ def parse_nft_rule(line: str) -> Rule:
         elif token not in _FILLERS:
             conditions.append(Condition("protocol"))  # not understood: it may match
     return Rule(text, verdict, target, tuple(conditions), handle)
+
+
+def _way_back(fib: re.Match[str]) -> Condition:
+    """Whether answers leave by the interface on which a packet came: the reverse path filter that
+    firewalld has for IPv6. Other look-ups are not understood.
+    """
+    strict = {"saddr", "iif"} <= set(fib["of"].split(" . ")) <= {"saddr", "iif", "mark"}
+    return Condition("way_back", (fib["found"],) if strict and fib["found"] else ())
 
 
 def _values(token: str) -> tuple[str, ...]:

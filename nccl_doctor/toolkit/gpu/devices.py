@@ -19,6 +19,7 @@ from nccl_doctor.toolkit.host import text_of
 EXCLUSIVE_PROCESS = 3
 """CUcomputemode of a GPU on which one process at a time may have a context."""
 _COMPUTE_MODE = 20  # CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
+_MULTICAST = 132  # CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Variables by which GPUs are hidden from a process."""
 
@@ -62,6 +63,7 @@ class Device(TypedDict):
     capability: list[int]
     arch: str | None
     compute_mode: int | None
+    multicast: bool | None
     bus_id: str | None
 
 
@@ -184,9 +186,10 @@ def see_gpus(build: TorchBuild, before: Callable[[str], None]) -> SeenGpus:
         `driver_error`: `name` is that of the CUresult, `"libcuda.so.1"` if that could not be
         loaded, or `"torch.cuda.init"`.
         `devices`: in torch's order; `uuid` is written as nvidia-smi does, or None; `capability` is
-        [major, minor]; `arch` is the gfx name on ROCm, else None; `compute_mode` as `compute_mode`
-        returns it; `bus_id` as the kernel writes it, or None with a torch that does not give it. No
-        context is made, so a GPU in exclusive mode stays free.
+        [major, minor]; `arch` is the gfx name on ROCm, else None; `compute_mode` and `multicast` as
+        `compute_mode` and `has_multicast` return them; `bus_id` as the kernel writes it, or None
+        with a torch that does not give it. No context is made, so a GPU in exclusive mode stays
+        free.
         `arch_list`: architectures that the build has code for.
         `start_s`: seconds that all this took, most of them in the driver.
     """
@@ -269,6 +272,7 @@ def _device(index: int) -> Device:
         "capability": [seen.major, seen.minor],
         "arch": gfx.split(":")[0] if gfx else None,
         "compute_mode": compute_mode(index) if torch.version.cuda else None,
+        "multicast": has_multicast(index) if torch.version.cuda else None,
         "bus_id": _bus_id(seen),
     }
 
@@ -288,16 +292,31 @@ def compute_mode(index: int) -> int | None:
     By the driver, which must have been started, and which numbers GPUs as torch does. None if not
     known.
     """
+    return _attribute(index, _COMPUTE_MODE)
+
+
+def has_multicast(index: int) -> bool | None:
+    """Whether NVSwitches copy and add up what this GPU sends, as NVLink SHARP needs it; NCCL asks
+    the same. None if not known, as with a driver before CUDA 12.1.
+
+    By the driver, as `compute_mode`.
+    """
+    said = _attribute(index, _MULTICAST)
+    return None if said is None else bool(said)
+
+
+def _attribute(index: int, number: int) -> int | None:
+    """An attribute of a GPU by the driver, which must have been started; None if not known."""
     try:
         libcuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
-    device, mode = ctypes.c_int(), ctypes.c_int()
+    device, value = ctypes.c_int(), ctypes.c_int()
     if libcuda.cuDeviceGet(ctypes.byref(device), index):
         return None
-    if libcuda.cuDeviceGetAttribute(ctypes.byref(mode), _COMPUTE_MODE, device):
+    if libcuda.cuDeviceGetAttribute(ctypes.byref(value), number, device):
         return None
-    return mode.value
+    return value.value
 
 
 def uuid_by_driver(index: int) -> str | None:

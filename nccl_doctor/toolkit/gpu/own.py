@@ -16,10 +16,13 @@ _WHOLE = (0, 1)
 
 @dataclass(frozen=True)
 class OwnGpu:
-    """A GPU: `model` is the name that torch gives, `state` its facts of check `gpu_state`."""
+    """A GPU: `model` is the name that torch gives, `state` its facts of check `gpu_state`, `seen`
+    those of `backend_device`.
+    """
 
     model: str
     state: Mapping[str, Any]
+    seen: Mapping[str, Any]
 
     @property
     def is_passed_through(self) -> bool:
@@ -46,7 +49,7 @@ def own_gpus(cluster: Cluster) -> dict[int, OwnGpu]:
             taken[rank.seat] = (rank.host.id, facts["devices"][index])
     users = Counter(device["uuid"] for _, device in taken.values())
     return {
-        seat: OwnGpu(str(device["name"]), state)
+        seat: OwnGpu(str(device["name"]), state, device)
         for seat, (host, device) in taken.items()
         if users[device["uuid"]] == 1
         and (state := states.get((host, device["uuid"]))) is not None

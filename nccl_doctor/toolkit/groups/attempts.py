@@ -38,11 +38,18 @@ _VICTIM_WORDS = (
     "ncclremoteerror",
     "ncclsystemerror",
 )
+_LATE_WORDS = ("timed out", "timeout", "time out")
 
 
 def is_victim(outcome: Outcome) -> bool:
     """Whether the error of a member only shows that it lost another member."""
     return any(word in outcome.reason.lower() for word in _VICTIM_WORDS)
+
+
+def ran_out_of_time(outcome: Outcome) -> bool:
+    """Whether the error of a member only shows that something took too long, or was lost."""
+    words = outcome.reason.lower()
+    return is_victim(outcome) or any(word in words for word in _LATE_WORDS)
 
 
 def has_entered(outcome: Outcome) -> bool:

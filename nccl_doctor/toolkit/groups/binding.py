@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nccl_doctor.model.findings import Confidence
+from nccl_doctor.toolkit.releases import ONE_RANK, KnownFault, known_faults
 from nccl_doctor.toolkit.tables import read_table
 
 DEEPSPEED, TORCH = "deepspeed", "torch"
@@ -133,7 +134,8 @@ def binding_advice(
         kept: whether DeepSpeed was seen to keep a default group that torch had formed, None where
             unknown.
     """
-    name = _advice_name(binding, world_size)
+    known = _fault_of_one_rank(deepspeed) if world_size == 1 else None
+    name = _advice_name(binding, known)
     if kept is False and name in ("unbound-first", "one-rank", "both-bind"):
         name = "not-kept"
     row = _table()["advice"][name]
@@ -144,17 +146,24 @@ def binding_advice(
     sure = Confidence(row["confidence"])
     if "newer than" in binding.how:
         sure = Confidence.POSSIBLE
-    return Advice(row["text"].format(**words), how, sure)
+    text = known.fix if known and name == "one-rank" else row["text"].format(**words)
+    return Advice(text, how, sure)
 
 
-def _advice_name(binding: Binding, world_size: int) -> str:
+def _fault_of_one_rank(deepspeed: str | None) -> KnownFault | None:
+    """The row of the table of known faults, if this release has it."""
+    rows = [row for row in known_faults(DEEPSPEED) if row.condition == ONE_RANK]
+    return next((row for row in rows if deepspeed and row.has(deepspeed)), None)
+
+
+def _advice_name(binding: Binding, known: KnownFault | None) -> str:
     if binding.binds is False:
         return "none"
     if not binding.by:
         return "unknown"
     if TORCH in binding.by:
         return "both-bind" if DEEPSPEED in binding.by else "torch-binds"
-    return "one-rank" if world_size == 1 else "unbound-first"
+    return "one-rank" if known else "unbound-first"
 
 
 def as_observed(expected: Binding, own: bool, wrapped: bool | None) -> Binding:

@@ -16,7 +16,7 @@ from nccl_doctor.model.findings import (
     number_range,
 )
 from nccl_doctor.toolkit.blame import blame_links
-from nccl_doctor.toolkit.groups.attempts import FORMING, Attempt, is_victim
+from nccl_doctor.toolkit.groups.attempts import FORMING, Attempt, is_victim, ran_out_of_time
 from nccl_doctor.toolkit.groups.doing import (
     MOST_ENTRIES,
     error_of,
@@ -246,6 +246,7 @@ def _group_finding(attempt: Attempt, again: Attempt | None) -> Finding:
             what_they_did(attempt),
             fix=meaning.ask if meaning else "",
             confidence=Confidence.LIKELY if few else Confidence.POSSIBLE,
+            timed_out=all(ran_out_of_time(m.outcome) for m in own),
         )
     flaky = again is not None and again.is_good
     first = attempt.stuck[0].outcome

@@ -74,7 +74,12 @@ def step_of(outcome: Outcome) -> str:
 
 def error_of(outcome: Outcome) -> str:
     """The last line of an exception."""
-    lines = [line for line in outcome.reason.splitlines() if line.strip()]
+    return last_line(outcome.reason)
+
+
+def last_line(text: str) -> str:
+    """The last line of the text of an exception."""
+    lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1].strip()[:300] if lines else "no error text"
 
 

@@ -75,9 +75,11 @@ class Stopwatch:
             seconds = [self._time(partial(dist.all_reduce, data))]
             # All ranks must repeat it equally often, and stop after the same size: decided by the
             # slowest rank, and by the one with the least time left.
-            said = torch.tensor([seconds[0], time.monotonic() - end], device=self._device)
+            # In whole nanoseconds: NVLink SHARP has no maximum of floats.
+            mine = [int(each * 1e9) for each in (seconds[0], time.monotonic() - end)]
+            said = torch.tensor(mine, dtype=torch.int64, device=self._device)
             dist.all_reduce(said, op=dist.ReduceOp.MAX)
-            once, left = max(float(said[0]), 1e-6), -float(said[1])
+            once, left = max(int(said[0]) / 1e9, 1e-6), -int(said[1]) / 1e9
             times = int(min(_MOST, max(_LEAST, self._budget_s / once)))
             times = min(times, max(0, int(left / 2 / once)))
             seconds += [self._time(partial(dist.all_reduce, data)) for _ in range(times)]

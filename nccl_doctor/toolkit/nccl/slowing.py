@@ -29,6 +29,8 @@ INSIDE = {
     "NCCL_P2P_USE_CUDA_MEMCPY": ("1",),
 }
 """Variable → the values that slow down collectives inside a host; empty: any may."""
+NVLS_OFF = {**INSIDE, "NCCL_NVLS_ENABLE": ("0",), "NCCL_CUMEM_ENABLE": ("0",)}
+"""The same, and those that turn NVLink SHARP off."""
 BETWEEN = {
     **_ALWAYS,
     "NCCL_NET_GDR_LEVEL": ("0", "1", "LOC", "PIX"),

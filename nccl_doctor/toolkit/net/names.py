@@ -70,17 +70,17 @@ def canonical_name(name: str, timeout_s: float) -> str:
 class _Attempt:
     """One look-up in a thread of its own."""
 
-    def __init__(self, query: str, reverse: bool) -> None:
+    def __init__(self, query: str, reverse: bool, family: int) -> None:
         self.answers: tuple[str, ...] = ()
         self.error = ""
         self.done = threading.Event()
         self._took = 0.0
         self._started = time.monotonic()
-        threading.Thread(target=self._ask, args=(query, reverse), daemon=True).start()
+        threading.Thread(target=self._ask, args=(query, reverse, family), daemon=True).start()
 
-    def _ask(self, query: str, reverse: bool) -> None:
+    def _ask(self, query: str, reverse: bool, family: int) -> None:
         try:
-            self.answers = _name_of(query) if reverse else _addresses_of(query)
+            self.answers = _name_of(query) if reverse else _addresses_of(query, family)
         except OSError as error:
             self.error = error.strerror or str(error)
         except UnicodeError as error:  # no host name at all: an empty or overlong label
@@ -94,9 +94,17 @@ class _Attempt:
 
 
 def look_up(
-    query: str, timeout_s: float, *, reverse: bool = False, patience_s: float = 0.0
+    query: str,
+    timeout_s: float,
+    *,
+    reverse: bool = False,
+    patience_s: float = 0.0,
+    family: int = socket.AF_UNSPEC,
 ) -> LookUp:
     """Resolve a host name, or with `reverse` an address; never raises, never takes longer.
+
+    A name is looked up for all address families, or for one. With an IPv4 address of it in
+    /etc/hosts, the first is answered from there, and IPv6 alone is asked of the name server.
 
     A look-up without an answer after `SLOW_S` is repeated once in parallel: one lost datagram
     stalls the resolver for five seconds, and proves nothing about the name server. One that fails
@@ -107,14 +115,14 @@ def look_up(
     def left(limit_s: float) -> float:
         return max(0.0, started + limit_s - time.monotonic())
 
-    attempts = [_Attempt(query, reverse)]
+    attempts = [_Attempt(query, reverse, family)]
     attempts[0].done.wait(min(SLOW_S, timeout_s))
     if not attempts[0].done.is_set() and left(timeout_s):
-        attempts.append(_Attempt(query, reverse))
+        attempts.append(_Attempt(query, reverse, family))
         attempts[1].done.wait(left(timeout_s))
     while attempts[-1].error and left(patience_s) > _PAUSE_S:
         time.sleep(_PAUSE_S)
-        attempts.append(_Attempt(query, reverse))
+        attempts.append(_Attempt(query, reverse, family))
         attempts[-1].done.wait(left(timeout_s))
     finished = [attempt for attempt in reversed(attempts) if attempt.done.is_set()]
     best = next((attempt for attempt in finished if attempt.answers), None)
@@ -129,8 +137,8 @@ def look_up(
     )
 
 
-def _addresses_of(name: str) -> tuple[str, ...]:
-    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+def _addresses_of(name: str, family: int) -> tuple[str, ...]:
+    found = socket.getaddrinfo(name, None, family, socket.SOCK_STREAM)
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 

@@ -29,9 +29,24 @@ def port_range(root: Path = ROOT) -> tuple[int, int]:
     return (int(words[0]), int(words[1])) if len(words) == 2 else (32768, 60999)
 
 
+def reserved_ports(root: Path = ROOT) -> str:
+    """Value of net.ipv4.ip_local_reserved_ports: `8080,9000-9100`, or empty."""
+    return _setting("ip_local_reserved_ports", root).strip()
+
+
+def reserve_port(port: int, reserved: str) -> str:
+    """Setting, for `sysctl -w`, that keeps a port from clients besides those that are reserved.
+
+    Args:
+        port: to be reserved.
+        reserved: from `reserved_ports`.
+    """
+    return f"net.ipv4.ip_local_reserved_ports={reserved + ',' if reserved else ''}{port}"
+
+
 def ephemeral_range(port: int, root: Path = ROOT) -> tuple[int, int] | None:
     """The range that the kernel assigns, if this port is in it and not reserved; else None."""
-    for part in _setting("ip_local_reserved_ports", root).strip().split(","):
+    for part in reserved_ports(root).split(","):
         first, _, last = part.partition("-")
         if first and int(first) <= port <= int(last or first):
             return None

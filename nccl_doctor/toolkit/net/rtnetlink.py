@@ -1,8 +1,10 @@
-"""Questions to the kernel over netlink, as `ip route get` and `ip neigh` ask; no packet is sent.
+"""Questions to the kernel over netlink, as `ip route get`, `ip link` and `ip neigh` ask; no packet
+is sent.
 
 The kernel itself answers, so its rules (`ip rule`), VRFs, marks and filters count as they are. No
 program `ip` and no privilege is needed; where netlink is forbidden, there is no answer. Sources:
-rtnetlink(7), `inet_rtm_getroute` in net/ipv4/route.c, `neigh_dump_info` in net/core/neighbour.c.
+rtnetlink(7), `inet_rtm_getroute` in net/ipv4/route.c, `neigh_dump_info` in net/core/neighbour.c,
+`rtnl_fill_ifinfo` in net/core/rtnetlink.c.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
+from nccl_doctor.toolkit.net.interfaces import is_link_local
+
 _HEADER = struct.Struct("=IHHII")
 """struct nlmsghdr of linux/netlink.h."""
 _ROUTE = struct.Struct("=8BI")
@@ -22,8 +26,14 @@ _PART = struct.Struct("=HH")
 """struct rtattr."""
 _NEIGHBOUR = struct.Struct("=B3xiHBB")
 """struct ndmsg of linux/neighbour.h."""
+_LINK = struct.Struct("=BxHiII")
+"""struct ifinfomsg of linux/rtnetlink.h."""
 _ERROR, _DONE, _REQUEST, _DUMP = 2, 3, 0x1, 0x300
 _GET_ROUTE, _NEW_ROUTE, _GET_NEIGHBOUR, _NEW_NEIGHBOUR = 26, 24, 30, 28
+_GET_LINK, _NEW_LINK = 18, 16
+_MASTER, _LINK_INFO, _SLAVE_KIND = 10, 18, 4
+"""IFLA_MASTER, IFLA_LINKINFO and, within that, IFLA_INFO_SLAVE_KIND of linux/if_link.h."""
+_VRF = b"vrf"
 _DST, _SRC, _IIF, _OIF, _GATEWAY, _PREFSRC, _METRICS = 1, 2, 3, 4, 5, 7, 8
 _MTU = 2
 """RTAX_MTU, within _METRICS."""
@@ -57,14 +67,37 @@ class Way(NamedTuple):
     errno: int = 0
 
 
-def way_to(address: str, source: str = "") -> Way | None:
+def way_to(address: str, source: str = "", within: str = "") -> Way | None:
     """The way of a packet that this host sends; None where the kernel may not be asked.
 
     Args:
         address: numeric.
         source: the own address that it is sent from; if empty, the kernel chooses.
+        within: the VRF of the interface with that address, from `vrf_of`. Its tables are asked, as
+            for a socket that is bound to it.
     """
-    return _ask(address, source, "")
+    return _ask(address, source, "", within)
+
+
+def vrf_of(interface: str) -> str:
+    """The VRF that an interface belongs to; empty if none, or if the kernel may not be asked."""
+    found = _master_of(interface)
+    return found[0] if found is not None and found[1] == _VRF else ""
+
+
+def leads_back(address: str, peer: str, interface: str) -> bool | None:
+    """Whether answers to a peer leave by the interface on which its packets come; None where the
+    kernel may not be asked.
+
+    Args:
+        address: own one, from which the answers are sent.
+        peer: numeric.
+        interface: on which the packets come.
+    """
+    if is_link_local(peer):  # of the link of that very interface
+        return True
+    way = way_to(peer, address, vrf_of(interface))
+    return None if way is None else way.interface == interface
 
 
 def way_in(address: str, source: str, interface: str) -> Way | None:
@@ -120,31 +153,45 @@ def _add_neighbours(found: dict[str, str], answer: bytes) -> bool:
     return True
 
 
-def _ask(address: str, source: str, interface: str) -> Way | None:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        question = _question(family, address, source, interface)
-    except OSError:
-        return None  # no such interface, or no address
-    try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock:
-            sock.settimeout(_WAIT_S)
-            sock.sendto(question, (0, 0))
-            answer = sock.recv(_LARGEST)
-    except OSError:
-        return None
-    with suppress(*_ODD):
-        return _read(family, answer)
+def _master_of(interface: str) -> tuple[str, bytes] | None:
+    """(name, kind) of what an interface is a part of: a bond, a bridge, a VRF; None if it is none's
+    part, or the kernel may not be asked.
+    """
+    with suppress(OSError, *_ODD):
+        body = _LINK.pack(socket.AF_UNSPEC, 0, socket.if_nametoindex(interface), 0, 0)
+        answer = _reply(_HEADER.pack(_HEADER.size + len(body), _GET_LINK, _REQUEST, 1, 0) + body)
+        size, kind, *_ = _HEADER.unpack_from(answer)
+        if kind == _NEW_LINK:
+            parts = dict(_parts(answer[:size], _HEADER.size + _LINK.size))
+            said = dict(_parts(parts.get(_LINK_INFO, b""), 0)).get(_SLAVE_KIND, b"")
+            (index,) = struct.unpack("=I", parts.get(_MASTER, b""))
+            return socket.if_indextoname(index), said.rstrip(b"\0")
     return None
 
 
-def _question(family: int, address: str, source: str, interface: str) -> bytes:
+def _reply(question: bytes) -> bytes:
+    """The first message of the answer."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock:
+        sock.settimeout(_WAIT_S)
+        sock.sendto(question, (0, 0))
+        return sock.recv(_LARGEST)
+
+
+def _ask(address: str, source: str, interface: str, within: str = "") -> Way | None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with suppress(OSError, *_ODD):  # no such interface, no address, or netlink is forbidden
+        return _read(family, _reply(_question(family, address, source, interface, within)))
+    return None
+
+
+def _question(family: int, address: str, source: str, interface: str, within: str) -> bytes:
     bits = 128 if family == socket.AF_INET6 else 32
     parts = [_part(_DST, socket.inet_pton(family, address.partition("%")[0]))]
     if source:
         parts.append(_part(_SRC, socket.inet_pton(family, source.partition("%")[0])))
-    if interface:
-        parts.append(_part(_IIF, struct.pack("=I", socket.if_nametoindex(interface))))
+    for kind, name in ((_IIF, interface), (_OIF, within)):
+        if name:
+            parts.append(_part(kind, struct.pack("=I", socket.if_nametoindex(name))))
     body = _ROUTE.pack(family, bits, bits if source else 0, 0, 0, 0, 0, 0, 0) + b"".join(parts)
     return _HEADER.pack(_HEADER.size + len(body), _GET_ROUTE, _REQUEST, 1, 0) + body
 
