@@ -218,7 +218,7 @@ def _texts(opened: Opened, nodes: Collection[int], oldest: float) -> bytes:
 
 def _put(opened: Opened, name: str, text: str) -> bytes:
     with opened() as folder:
-        folders.move(folder, folders.make(folder, name, text.encode(), 0o600), name)
+        folders.put(folder, name, text.encode(), 0o600)
     return b""
 
 

@@ -93,7 +93,7 @@ def write_private(path: Path, content: str | bytes) -> None:
 
     def put() -> bytes:
         with folders.opened(path.parent) as folder:
-            folders.move(folder, folders.make(folder, path.name, data, 0o600), path.name)
+            folders.put(folder, path.name, data, 0o600)
         return b""
 
     send(path.parent, put)
@@ -148,15 +148,10 @@ def _put(target: Path, data: bytes) -> bytes:
 
 def _replace(folder: int, name: str, data: bytes) -> None:
     try:
-        made = folders.make(folder, name, data, _MODE)
+        folders.put(folder, name, data, _MODE)
     except OSError as error:
-        if error.errno not in _NOT_ALLOWED or not _wrote_in_place(folder, name, data):
-            raise
-        return
-    try:
-        folders.move(folder, made, name)
-    except OSError as error:
-        if error.errno != errno.EBUSY or not _wrote_in_place(folder, name, data):
+        elsewhere = _NOT_ALLOWED if isinstance(error, folders.NotMade) else (errno.EBUSY,)
+        if error.errno not in elsewhere or not _wrote_in_place(folder, name, data):
             raise
 
 

@@ -19,6 +19,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from nccl_doctor.toolkit import forks
 from nccl_doctor.toolkit.errands import alive
 
 PRIVATE = ".private"
@@ -74,20 +75,68 @@ def opened_private(path: str | Path) -> Iterator[int]:
             os.close(folder)
 
 
-def make(folder: int, name: str, data: bytes, mode: int) -> str:
-    """Write a new file beside `name`; of the mode, the umask takes its part.
+class NotMade(OSError):
+    """Error: no new file can be made in a folder, so what is there was not touched."""
 
-    Where the file system can, the file has no name before it is whole: a process that is killed
-    meanwhile leaves none behind.
 
-    Returns: the name of the new file.
+def put(folder: int, name: str, data: bytes, mode: int) -> None:
+    """Write a file, in the place of whatever has its name; of the mode, the umask takes its part.
+
+    A reader sees the old file or the whole new one. Where the file system can, the new one has no
+    name before it is whole, and gets it while this process outlives its parent: where both are
+    killed, as a job is, no part of a file is left.
 
     Raises:
-        OSError: the folder is not writable, or the disk is full.
+        NotMade: the folder is not writable.
+        OSError: the disk is full, or what has the name cannot be replaced.
     """
-    made = f".{name}.{secrets.token_hex(4)}"
-    if _make_nameless(folder, made, data, mode):
-        return made
+    made = _new_name(name)
+    if _put_nameless(folder, made, name, data, mode):
+        return
+    try:
+        _write_named(folder, made, data, mode)
+    except OSError as error:
+        raise NotMade(error.errno, error.strerror) from error
+    _move(folder, made, name)
+
+
+def _put_nameless(folder: int, made: str, name: str, data: bytes, mode: int) -> bool:
+    """False where the file system or /proc cannot do that."""
+    handle = _written_nameless(folder, data, mode)
+    if handle is None:
+        return False
+    with os.fdopen(handle, "rb"), forks.outliving_parent():
+        if not _linked(handle, folder, made):
+            return False
+        _move(folder, made, name)
+    return True
+
+
+def _linked(handle: int, folder: int, name: str) -> bool:
+    """Give a file without a name this one; False where there is no /proc, or one that hides it."""
+    try:
+        os.link(f"/proc/self/fd/{handle}", name, dst_dir_fd=folder, follow_symlinks=True)
+    except (FileNotFoundError, PermissionError):
+        return False
+    return True
+
+
+def _written_nameless(folder: int, data: bytes, mode: int) -> int | None:
+    """Descriptor of a new file without a name; None where there can be none."""
+    try:
+        handle = _nameless(folder, mode)
+    except OSError:  # the other way says what is wrong
+        return None
+    if handle is not None:
+        try:
+            write(os.dup(handle), data)
+        except BaseException:
+            os.close(handle)
+            raise
+    return handle
+
+
+def _write_named(folder: int, made: str, data: bytes, mode: int) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(made, flags, mode, dir_fd=folder)
     try:
@@ -95,25 +144,10 @@ def make(folder: int, name: str, data: bytes, mode: int) -> str:
     except BaseException:
         os.unlink(made, dir_fd=folder)
         raise
-    return made
 
 
-def _make_nameless(folder: int, made: str, data: bytes, mode: int) -> bool:
-    """Write a file, then give it its name; False where the file system or /proc cannot do that."""
-    try:
-        handle = _nameless(folder, mode)
-    except OSError:  # the other way says what is wrong
-        return False
-    if handle is None:
-        return False
-    try:
-        write(os.dup(handle), data)
-        os.link(f"/proc/self/fd/{handle}", made, dst_dir_fd=folder, follow_symlinks=True)
-    except (FileNotFoundError, PermissionError):  # no /proc, or one that hides this
-        return False
-    finally:
-        os.close(handle)
-    return True
+def _new_name(name: str) -> str:
+    return f".{name}.{secrets.token_hex(4)}"
 
 
 def _nameless(folder: int, mode: int) -> int | None:
@@ -130,12 +164,8 @@ def _nameless(folder: int, mode: int) -> int | None:
         raise
 
 
-def move(folder: int, made: str, name: str) -> None:
-    """Give a new file its name, in the place of whatever has it; or remove it.
-
-    Raises:
-        OSError: what has the name cannot be replaced.
-    """
+def _move(folder: int, made: str, name: str) -> None:
+    """Give a new file its name, in the place of whatever has it; or remove it."""
     try:
         os.replace(made, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
@@ -147,9 +177,18 @@ def keep_first(folder: int, name: str, data: bytes) -> None:
     """Write a file that only its owner can read; one of that name that is there stays.
 
     Raises:
-        OSError: as for `make`.
+        OSError: the folder is not writable, or the disk is full.
     """
-    made = make(folder, name, data, 0o600)
+    handle = _written_nameless(folder, data, 0o600)
+    if handle is not None:
+        with os.fdopen(handle, "rb"):
+            try:
+                if _linked(handle, folder, name):
+                    return
+            except FileExistsError:
+                return
+    made = _new_name(name)
+    _write_named(folder, made, data, 0o600)
     try:
         os.link(made, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
     except FileExistsError:
@@ -245,7 +284,8 @@ def fresh(folder: int) -> os.stat_result:
     """
     handle = _nameless(folder, 0o600)
     if handle is None:
-        made = make(folder, "new", b"", 0o600)
+        made = _new_name("new")
+        _write_named(folder, made, b"", 0o600)
         try:
             return os.stat(made, dir_fd=folder, follow_symlinks=False)
         finally:

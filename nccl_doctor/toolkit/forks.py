@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from nccl_doctor.toolkit.leaving import give_back
 
@@ -31,6 +31,7 @@ STOPPED_S = 3.0
 _FILES = 1 << 16
 """Number above all descriptors: far more than this program ever opens."""
 _PR_SET_PDEATHSIG = 1
+_PR_GET_PDEATHSIG = 2
 _PR_SET_NAME = 15
 
 living: set[int] = set()
@@ -176,6 +177,22 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
+
+
+@contextlib.contextmanager
+def outliving_parent() -> Iterator[None]:
+    """Let this process outlive its parent for the time of the block, which must not wait."""
+    parent, number = os.getppid(), ctypes.c_int(0)
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0)
+    if not number.value:
+        yield
+        return
+    prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+    try:
+        yield
+    finally:
+        die_with(parent)
 
 
 def end(pid: int, *, patient: bool, by: float | None = None) -> int | None:

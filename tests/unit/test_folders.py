@@ -219,8 +219,7 @@ def test_the_new_file_goes_where_the_folder_was_opened(tmp_path: Path) -> None:
     with folders.opened(folder) as handle:
         folder.rename(tmp_path / "moved")
         folder.symlink_to(other)
-        made = folders.make(handle, "report", b"new", 0o644)
-        folders.move(handle, made, "report")
+        folders.put(handle, "report", b"new", 0o644)
     assert (tmp_path / "moved" / "report").read_text() == "new"
     assert list(other.iterdir()) == []
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from nccl_doctor.toolkit import forks
 
 _MEMORY = Path("/sys/fs/cgroup/memory")
 
@@ -52,3 +56,37 @@ def nothing_left() -> Iterator[Path]:
 def test_a_signal_finds_room_in_its_pipe_where_no_memory_is_left(nothing_left: Path) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT, nothing_left], timeout=30, check=False)
     assert done.returncode == 0, "3: it found no room, or other pipes found some"
+
+
+def test_a_moment_outlives_the_parent(tmp_path: Path) -> None:
+    """The parent is killed within the block: the block is carried out, and nothing after it."""
+    code = """
+import os, signal, sys, time
+from pathlib import Path
+from nccl_doctor.toolkit import forks
+folder, parent = Path(sys.argv[1]), os.getpid()
+if os.fork() == 0:
+    forks.die_with(parent)
+    with forks.outliving_parent():
+        os.kill(parent, signal.SIGKILL)
+        while os.getppid() == parent:
+            time.sleep(0.01)
+        (folder / "within").touch()
+    (folder / "after").touch()
+    os._exit(0)
+time.sleep(60)
+"""
+    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    with child.stdout as output:
+        output.read()  # both have ended
+    assert child.wait(30) == -signal.SIGKILL
+    assert [path.name for path in tmp_path.iterdir()] == ["within"]
+
+
+def test_without_a_signal_at_the_end_of_the_parent_there_is_none_after_the_block() -> None:
+    number = ctypes.c_int(-1)
+    with forks.outliving_parent():
+        pass
+    ctypes.CDLL(None).prctl(2, ctypes.byref(number), 0, 0, 0)
+    assert number.value == 0

@@ -111,7 +111,7 @@ class Cover:
 
         def put() -> bytes:
             with folders.opened_private(folder) as private:
-                folders.move(private, folders.make(private, name, data, 0o600), name)
+                folders.put(private, name, data, 0o600)
             return b""
 
         send(folder, put)
