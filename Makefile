@@ -18,7 +18,7 @@ PINS := -c constraints-dev.txt
 TEST_ENV := RES_OPTIONS="timeout:1 attempts:1" PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help doctor test test-wide test-nccl test-gpu gpu-validation accuracy chaos docs zipapp lint format new-check clean
+.PHONY: help doctor test test-wide test-nccl test-gpu gpu-validation accuracy accuracy-long chaos docs zipapp lint format new-check clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,10 @@ gpu-validation: $(VENV)/.dev ## the same, and write the results into docs/gpu-va
 accuracy: $(VENV)/.dev ## run the whole corpus of faults and write docs/accuracy.md
 	@scripts/lab_tools.sh
 	$(TEST_ENV) $(BIN)/python benchmarks/accuracy.py --write docs/accuracy.md $(ARGS)
+
+accuracy-long: $(VENV)/.dev ## the same with 1,000 healthy runs: some hours
+	@scripts/lab_tools.sh
+	$(TEST_ENV) $(BIN)/python benchmarks/accuracy.py --healthy 1000 --records build/accuracy.jsonl --write docs/accuracy.md $(ARGS)
 
 chaos: $(VENV)/.dev ## runs that something strikes at random (ARGS="--runs N --seed S --from K"), writes docs/chaos.md
 	@scripts/lab_tools.sh

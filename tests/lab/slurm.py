@@ -162,14 +162,16 @@ class Slurm:
         """`scontrol show node`."""
         return self.client("scontrol", "show", "node", node).stdout
 
-    def doctor(self, srun: Sequence[str], *options: str) -> Run:
-        """`srun … python -m nccl_doctor run`, and what it left."""
+    def doctor(
+        self, srun: Sequence[str], *options: str, env: Mapping[str, str] | None = None
+    ) -> Run:
+        """`srun … python -m nccl_doctor run`, and what it left; `env`: of all tasks."""
         folder = self.lab.new_folder()
         command = ["srun", *srun, self.lab.python, "-m", "nccl_doctor", "run"]
         command += ["--json", str(folder / "report.json"), "--backend", "gloo"]
         command += [*PATIENT, *options]
-        env = {"TMPDIR": str(folder / "tmp")}
-        process = self.client(*command, folder=folder, env=env, timeout_s=HEALTHY_S + 20)
+        variables = {"TMPDIR": str(folder / "tmp"), **(env or {})}
+        process = self.client(*command, folder=folder, env=variables, timeout_s=HEALTHY_S + 20)
         return Run.read(folder, {None: [process]})
 
     def rest(self) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor import registry
-from tests.lab.corpus import Case, Cause, load
+from tests.lab.corpus import LAUNCHERS, Case, Cause, load
 from tests.lab.corpus.inject import STEPS, check
 from tests.lab.corpus.score import score
 
@@ -17,9 +17,11 @@ CORPUS = load()
 
 def test_there_are_enough_of_each_kind() -> None:
     faults = CORPUS.faults
-    assert len(faults) >= 60
-    pairs = [case for case in faults if len(case.expect) > 1]
-    assert len(pairs) >= 8
+    assert len(faults) >= 150
+    assert len([case for case in faults if len(case.expect) > 1]) >= 30
+    assert len([case for case in faults if case.during]) >= 20
+    assert {case.launcher for case in faults} == set(LAUNCHERS)
+    assert len(CORPUS.healthy) >= 40
     for hosts in (2, 3, 4):
         assert any(case.hosts == hosts for case in faults)
     places = {host for case in faults for cause in case.expect for host in cause.hosts}

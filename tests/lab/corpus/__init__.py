@@ -1,7 +1,8 @@
 """Faults and healthy clusters as data, and what the doctor has to say of each.
 
-A record of `*.toml` is one cluster: its hosts, what is injected, and the causes that a right answer
-names. Adding a fault is adding a record; a new way of breaking something is a function in `inject`.
+A record of `faults/*.toml` or `healthy.toml` is one cluster: its hosts, what is injected, and the
+causes that a right answer names. Adding a fault is adding a record; a new way of breaking something
+is a function in `inject`. `blind` draws faults that nobody chose.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ else:
     import tomli as tomllib
 
 _HERE = Path(__file__).parent
+LAUNCHERS = ("own", "torchrun", "c10d", "plain", "srun")
+"""The own launcher, `torchrun -m nccl_doctor`, `run -- torchrun` with c10d, plain variables for
+each rank, and real Slurm.
+"""
 
 
 @dataclass(frozen=True)
@@ -25,13 +30,15 @@ class Cause:
     """One cause that a right answer names: one of some codes, at exactly this place.
 
     A place is hosts, or else links (ordered pairs of host names), or else node ranks of hosts that
-    nobody knows by name. Ranks are not compared: which ranks a host has follows.
+    nobody knows by name. Ranks are not compared: which ranks a host has follows. `or_links`: links
+    that are as right, where nothing can tell their two ends apart.
     """
 
     codes: frozenset[str]
     hosts: frozenset[str] = frozenset()
     links: frozenset[tuple[str, str]] = frozenset()
     nodes: frozenset[int] = frozenset()
+    or_links: frozenset[tuple[str, str]] = frozenset()
 
     def __str__(self) -> str:
         where = [
@@ -50,13 +57,16 @@ class Case:
         id: unique.
         row: the row of the fault catalogue, or empty.
         hosts: number of hosts, nd0, nd1, …
-        inject: steps, each `{"do": function of inject, "on": host, …its arguments}`.
+        inject: steps, each `{"do": function of inject, "on": host, …its arguments}`; with `"at":
+            check`, taken during the run, as soon as that check is examined on the host.
         expect: the causes; none for a healthy cluster.
         waits: the verdict can come only after the join time-out.
         slice: part of the quick selection that every change is tested with.
         nproc: ranks per host.
         options: more options of `run`, on all hosts.
         stock: False where plain torchrun says nothing about it worth a minute.
+        launcher: one of `LAUNCHERS`.
+        clocks: by how many seconds the uptime of a host differs.
     """
 
     id: str
@@ -70,6 +80,13 @@ class Case:
     nproc: int = 1
     options: tuple[str, ...] = ()
     stock: bool = True
+    launcher: str = "own"
+    clocks: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def during(self) -> bool:
+        """Whether something begins while it is examined."""
+        return any("at" in step or step["do"] == "strike" for step in self.inject)
 
     @property
     def touched(self) -> frozenset[str]:
@@ -100,9 +117,10 @@ def load() -> Corpus:
     Raises:
         ValueError: a record has an unknown key, or an id that another one has.
     """
+    files = {"faults": sorted(_HERE.glob("faults/*.toml")), "healthy": [_HERE / "healthy.toml"]}
     parts = {
-        name: tuple(_case(data) for data in _records(f"{name}.toml"))
-        for name in ("faults", "healthy")
+        name: tuple(_case(data) for path in paths for data in _records(path))
+        for name, paths in files.items()
     }
     ids = [case.id for cases in parts.values() for case in cases]
     twice = sorted({name for name in ids if ids.count(name) > 1})
@@ -111,8 +129,8 @@ def load() -> Corpus:
     return Corpus(**parts)
 
 
-def _records(name: str) -> list[Mapping[str, Any]]:
-    return list(tomllib.loads((_HERE / name).read_text(encoding="utf-8"))["case"])
+def _records(path: Path) -> list[Mapping[str, Any]]:
+    return list(tomllib.loads(path.read_text(encoding="utf-8"))["case"])
 
 
 def _case(data: Mapping[str, Any]) -> Case:
@@ -122,11 +140,13 @@ def _case(data: Mapping[str, Any]) -> Case:
     values = {**data, "expect": tuple(_cause(data["id"], item) for item in data.get("expect", ()))}
     for name in ("inject", "options"):
         values[name] = tuple(data.get(name, ()))
+    if data.get("launcher", "own") not in LAUNCHERS:
+        raise ValueError(f"corpus: {data.get('id')}: no launcher {data['launcher']}")
     return Case(**values)
 
 
 def _cause(case: str, data: Mapping[str, Any]) -> Cause:
-    unknown = set(data) - {"code", "hosts", "links", "nodes"}
+    unknown = set(data) - {"code", "hosts", "links", "nodes", "or_links"}
     if unknown:
         raise ValueError(f"corpus: {case}: unknown key {', '.join(sorted(unknown))} in expect")
     code = data["code"]
@@ -135,4 +155,5 @@ def _cause(case: str, data: Mapping[str, Any]) -> Cause:
         hosts=frozenset(data.get("hosts", ())),
         links=frozenset((a, b) for a, b in data.get("links", ())),
         nodes=frozenset(data.get("nodes", ())),
+        or_links=frozenset((a, b) for a, b in data.get("or_links", ())),
     )

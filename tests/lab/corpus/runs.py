@@ -6,17 +6,17 @@ import json
 import re
 import subprocess
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.lab.corpus import Case
-from tests.lab.corpus.inject import prepare
+from tests.lab.corpus.inject import Scene, prepare
 from tests.lab.corpus.score import Score, score
-from tests.lab.lab import Lab
+from tests.lab.lab import TOTAL_S, Lab
 from tests.lab.processes import Process
 from tests.lab.run import Run
+from tests.lab.slurm import Slurm
 
 STOCK_CAP_S = 60.0
 _SCRIPT = """
@@ -61,23 +61,15 @@ class Stock:
 
 def run(case: Case, join_s: float, *, fresh: bool = False) -> Result:
     """Examine one case in a lab of its own; `fresh`: as a user would start it, for its time."""
-    with Lab(case.names) as lab:
+    with Lab(case.names, clocks=case.clocks) as lab:
         lab.fresh = fresh
+        slurm = Slurm(lab) if case.launcher == "srun" else None
         scene = prepare(case, lab)
         views = lab.folder / "views"
         views.mkdir()
-        with ExitStack() as stack:
-            for name, number in scene.strikes:
-                stack.enter_context(lab.strike(None, number, hosts=[name]))
-            done = lab.own_doctor(
-                *("--join-timeout", f"{join_s:g}", "--output-dir", str(views), *case.options),
-                nproc=case.nproc,
-                hosts=scene.started,
-                per_host=scene.flags,
-                per_host_env=scene.env,
-                wrap=scene.wrap,
-                late_s=scene.late_s,
-            )
+        options = ("--join-timeout", f"{join_s:g}", "--output-dir", str(views), *case.options)
+        with scene.striking():
+            done = _start(case, scene, slurm, options)
         answer, others = _answer(done, views, lab.python)
         return Result(
             score(case, answer, others),
@@ -87,6 +79,33 @@ def run(case: Case, join_s: float, *, fresh: bool = False) -> Result:
             tuple(done.leftovers),
             str(done),
         )
+
+
+def _start(case: Case, scene: Scene, slurm: Slurm | None, options: Sequence[str]) -> Run:
+    """The doctor on every host of a case, by its launcher."""
+    lab = scene.lab
+    if slurm is not None:
+        counts = (f"-N{case.hosts}", f"--ntasks-per-node={case.nproc}")
+        variables = {name: text for each in scene.env.values() for name, text in each.items()}
+        return slurm.doctor(counts, "--timeout", f"{TOTAL_S:g}", *options, env=variables)
+    if case.launcher == "plain":
+        more: dict[str, Any] = {"hosts": scene.started, "per_host": scene.env}
+        return lab.plain_doctor(*options, nproc=case.nproc, **more)
+    more = {
+        "nproc": case.nproc,
+        "hosts": scene.started,
+        "per_host": scene.flags,
+        "per_host_env": scene.env,
+        "wrap": scene.wrap,
+        "late_s": scene.late_s,
+    }
+    if case.launcher == "torchrun":
+        return lab.torchrun_doctor(*options, **more)
+    if case.launcher == "c10d":
+        job = lab.new_folder() / "job.py"
+        job.write_text(_SCRIPT)
+        more |= {"job": [str(job)], "rendezvous": "c10d"}
+    return lab.own_doctor(*options, **more)
 
 
 def _answer(
@@ -115,7 +134,7 @@ def _answer(
 
 def run_stock(case: Case, cap_s: float = STOCK_CAP_S) -> Stock:
     """Run plain torchrun with an all-reduce on the same case in a fresh lab."""
-    with Lab(case.names) as lab:
+    with Lab(case.names, clocks=case.clocks) as lab:
         scene = prepare(case, lab)
         folder = lab.new_folder()
         script = folder / "job.py"

@@ -73,10 +73,11 @@ def _all_named(cause: Cause, others: Iterable[Cause]) -> bool:
 
     Hosts that suffer the same may stand in one finding or in several.
     """
-    named = {place for other in others if other.codes & cause.codes for place in _places(other)}
-    return set(_places(cause)) <= named
+    same = [other for other in others if other.codes & cause.codes]
+    named = {place for other in same for place in (*places(other), *other.or_links)}
+    return set(places(cause)) <= named or (bool(cause.or_links) and cause.or_links <= named)
 
 
-def _places(cause: Cause) -> list[object]:
-    """Where a host is to blame, the links and ranks that its fault costs are no other place."""
+def places(cause: Cause) -> list[object]:
+    """Where a cause is. Where hosts are to blame, the links that it costs are no other place."""
     return list(cause.hosts or cause.links or cause.nodes or ("everywhere",))
