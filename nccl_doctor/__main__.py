@@ -81,7 +81,7 @@ def program() -> int:
         code = without_report(message, 3)
     except Exception as error:
         sys.stderr.write(inert(lines(masked(traceback.format_exc()))))
-        code = without_report(f"internal error: {masked(repr(error))}", 1)
+        code = without_report(f"internal error: {masked(repr(error))}", 3)
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -191,7 +191,8 @@ class _Host:
             self._codes[local] = code
             if code < 0 and self._place and self._died and not (self._killed or self._interrupted):
                 name = forks.signal_name(-code)
-                self._messengers.add(self._died(local, pid, name, *self._place))
+                with contextlib.suppress(OSError):  # no process is to be had: nobody is told
+                    self._messengers.add(self._died(local, pid, name, *self._place))
         return True
 
     @property

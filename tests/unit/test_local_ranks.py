@@ -95,6 +95,37 @@ def test_a_first_rank_that_is_killed_is_told(number: int, name: str) -> None:
     )
 
 
+_NO_MESSENGER = """
+import errno, os, signal, time
+from nccl_doctor.model.layout import HostPlace
+from nccl_doctor.launch.local_ranks import run_host
+
+def first(start_siblings):
+    start_siblings(HostPlace(node_rank=0, first_rank=0, nproc=2, world_size=2), ("127.0.0.1", 1))
+    time.sleep(0.5)
+    return 4
+
+def sibling(place, meeting, local):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def died(*_):
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+print(run_host(2, first, sibling, time.monotonic() + 30, died=died))
+"""
+
+
+def test_where_nobody_can_be_sent_to_tell_of_a_killed_rank_the_host_goes_on() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _NO_MESSENGER],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("4\n", "")
+
+
 _WAITING = """
 import resource, time
 from nccl_doctor.launch.local_ranks import run_host
