@@ -12,8 +12,9 @@ reach each other (check `firewall`), their choices are reported.
 Where the job uses NCCL (2.22 or newer) and torch has loaded it, NCCL itself is asked once on each
 host, by ncclGetUniqueId in a child of its own: which interface it takes for its bootstrap, and
 which variables it takes from its configuration files. Its answer counts, and the rules explain it.
-It needs no GPU, takes about 20 ms, listens on one port for that time, and writes no file. RCCL is
-not asked: the rules count.
+Since 2.30.3 it also says how it reads some variables (ncclParamDumpAll), which check `environment`
+uses. It needs no GPU, takes about 20 ms, listens on one port for that time, and writes no file.
+RCCL is not asked: the rules count.
 
 Why it matters
 --------------

@@ -6,9 +6,10 @@ Every environment variable of NCCL, torch's process groups, gloo, UCX, libfabric
 libraries that is set on a rank: against a table of names, versions, defaults and allowed values,
 and against the other ranks. NCCL's configuration files count as they do for NCCL: what the
 environment does not set comes from NCCL_CONF_FILE or else ~/.nccl.conf, then from /etc/nccl.conf;
-findings name the file and the line. For proxies (http_proxy and the like) the check only looks
-whether they are set, and whether no_proxy excludes MASTER_ADDR. It does not read the values of any
-other variable.
+findings name the file and the line. Where NCCL itself says how it reads a value (since 2.30.3, of
+some variables; check `interfaces` asks it), that counts. For proxies (http_proxy and the like) the
+check only looks whether they are set, and whether no_proxy excludes MASTER_ADDR. It does not read
+the values of any other variable.
 
 Why it matters
 --------------

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from nccl_doctor.api import Severity
 from nccl_doctor.toolkit.nccl.interface_choice import NCCL_VARIABLE, Filter
 from nccl_doctor.toolkit.variables.table import AUTO, Leftover, Limit, Variable, table
-from nccl_doctor.toolkit.variables.values import canonical, misread
+from nccl_doctor.toolkit.variables.values import canonical, misread, refused
 
 from .conflicts import conflicts
 from .gather import closest
@@ -153,16 +153,22 @@ def _lines_of_files(view: View) -> Iterator[Problem]:
 
 
 def _value(view: View, row: Variable, text: str) -> Iterator[Problem]:
-    wrong = misread(row, text)
+    own = view.reading(row.name)
+    wrong = (
+        misread(row, text)
+        if own is None or not text
+        else refused(row, text, own["value"], taken=own["taken"])
+    )
     if wrong is not None:
         raises = bool(wrong.raises) and not view.is_older(row.library, wrong.raises)
         fix = view.put(row.name, wrong.meant) if wrong.meant else view.drop(row.name)
         if not wrong.meant and row.values:
-            fix += f", or set it to one of {', '.join(row.values)}"
-        refused = ", which is an error" if raises else ""
+            others = [value for value in row.values if value.lower() != text.lower()]
+            fix += f", or set it to one of {', '.join(others)}"
+        is_error = ", which is an error" if raises else ""
         yield Problem(
             BAD_VALUE,
-            f"{view.says(row.name)} {wrong.says}{refused}",
+            f"{view.says(row.name)} {wrong.says}{is_error}",
             fix,
             view.bounded(row, Severity.FAIL if raises else Severity.WARN),
             # The check of interfaces finds the same, with the interfaces that there are.

@@ -91,6 +91,14 @@ class View:
         text = self.text(name)
         return number_of(row, row.default or "" if text is None else text)
 
+    def reading(self, name: str) -> Mapping[str, Any] | None:
+        """`value` and `taken`, as NCCL itself reads this text; None where it did not say so.
+
+        It was asked once on the host, in the environment of one rank.
+        """
+        found: Mapping[str, Any] | None = self.facts.get("readings", {}).get(name)
+        return found if found and found["text"] == self.text(name) else None
+
     def says(self, name: str, value: str | None = None) -> str:
         """`NAME=value`, with the file and line in which it is set, if any."""
         setting = self._settings[name]
@@ -154,16 +162,16 @@ Seen = Mapping[int, tuple[Rank, View]]
 def look(cluster: Cluster, check: str) -> Seen:
     """The variables of every rank, from the facts of `check`."""
     loaded, mixed = loaded_nccl(cluster), hosts_of_several_models(cluster)
-    listed = {
-        rank.host.id: (facts.get("asked") or {}).get("names", ())
-        for rank, facts in cluster.facts("interfaces")
-    }
+    asked = {rank.host.id: facts.get("asked") or {} for rank, facts in cluster.facts("interfaces")}
     seen = {}
     for rank, facts in cluster.facts(check):
+        answer = asked.get(rank.host.id, {})
+        listed = answer.get("names", ())
         known = {
             **facts,
             # An NCCL that is newer than the table may list them itself.
-            "unknown": [n for n in facts["unknown"] if n not in listed.get(rank.host.id, ())],
+            "unknown": [name for name in facts["unknown"] if name not in listed],
+            "readings": answer.get("readings", {}),
             # The version that torch was built with, if the loaded one is not known.
             "nccl": loaded.get(rank.seat) or facts.get("nccl"),
             "several_models": rank.host.id in mixed,

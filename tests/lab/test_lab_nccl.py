@@ -57,6 +57,28 @@ def test_every_name_that_nccl_lists_is_in_the_table(nccl: Path) -> None:
     assert listed <= table().variables.keys()
 
 
+def test_nccl_says_how_it_reads_its_variables(nccl: Path) -> None:
+    env = {
+        "NCCL_SET_THREAD_NAME": "true",
+        "NCCL_WARN_ENABLE_DEBUG_INFO": "yes",
+        "NCCL_DEBUG": "ATTN",  # since 2.32
+        "NCCL_DEBUG_SUBSYS": "init, net",
+    }
+
+    def readings() -> bytes:
+        answer = ask_nccl(str(nccl), env, patience_s=30)
+        assert answer is not None
+        return json.dumps(answer.readings).encode()
+
+    found = json.loads(send_foreign("readings", readings, 60))
+    assert {name: found[name] for name in env} == {
+        "NCCL_SET_THREAD_NAME": ["TRUE", True],
+        "NCCL_WARN_ENABLE_DEBUG_INFO": ["FALSE", False],
+        "NCCL_DEBUG": ["<unknown>", False],
+        "NCCL_DEBUG_SUBSYS": ["INIT,NET", True],
+    }
+
+
 def test_the_program_asks_the_library_that_it_has_loaded(
     make_lab: Callable[..., Lab], nccl: Path
 ) -> None:

@@ -347,6 +347,53 @@ def test_a_name_that_nccl_itself_lists_is_known() -> None:
     assert places == {("NCCL_FUTURE", ("nd1",)), ("NCCL_IB_DISABEL", ("nd0", "nd1"))}
 
 
+READ_BY_NCCL = [
+    # text, as NCCL prints it, whether it took the text, and what is said
+    ("NCCL_SET_THREAD_NAME", "true", "TRUE", True, ""),
+    ("NCCL_SET_THREAD_NAME", "no", "FALSE", False, ""),
+    ("NCCL_SET_THREAD_NAME", "yes", "FALSE", False, "is not accepted: NCCL itself takes its "
+     "default, FALSE"),
+    ("NCCL_SET_THREAD_NAME", "2", "FALSE", False, "takes its default, FALSE"),
+    ("NCCL_BUFFSIZE", "4M", "4", True, "is read as 4"),
+    ("NCCL_BUFFSIZE", "4M", "4194304", True, ""),
+    ("NCCL_DEBUG", "WARN ", "WARN", True, ""),
+    ("NCCL_DEBUG", "ATTN", "<unknown>", False, "NCCL_DEBUG=ATTN is not accepted: NCCL itself takes "
+     "its default"),
+    ("NCCL_DEBUG_SUBSYS", "INIT,FOO", "INIT,ENV", False, "takes its default, INIT,ENV"),
+]  # fmt: skip
+
+
+@each_row("name, text, value, taken, words", READ_BY_NCCL)
+def test_what_nccl_itself_reads_counts(
+    name: str, text: str, value: str, taken: bool, words: str
+) -> None:
+    made = cluster_of([{name: text}] * 2)
+    asked = {"readings": {name: {"text": text, "value": value, "taken": taken}}}
+    for rank in made.ranks:
+        facts = {**rank.facts, "interfaces": {ALONE: outcome({"asked": asked})}}
+        made = change_rank(made, rank.seat, facts=facts)
+    found = findings.judge(CHECK, made)
+    if not words:
+        assert found == []
+        return
+    bad = only(found, "env-bad-value")
+    assert (bad.level, bad.where.hosts) == (Severity.WARN, ("nd0", "nd1"))
+    assert words in bad.message
+    assert text not in bad.fix.partition("one of")[2].split(", ")
+
+
+def test_what_nccl_reads_is_known_of_its_own_text_and_host_alone() -> None:
+    env = {"NCCL_SET_THREAD_NAME": "true"}
+    made = cluster_of([env] * 3)
+    reading = {"value": "TRUE", "taken": True}
+    told = ({"text": "true", **reading}, {"text": "1", **reading}, None)
+    for rank, mine in zip(made.ranks, told, strict=True):
+        asked = {"readings": {"NCCL_SET_THREAD_NAME": mine} if mine else {}}
+        facts = {**rank.facts, "interfaces": {ALONE: outcome({"asked": asked})}}
+        made = change_rank(made, rank.seat, facts=facts)
+    assert only(findings.judge(CHECK, made), "env-bad-value").where.hosts == ("nd1", "nd2")
+
+
 def test_ways_that_are_off_matter_where_they_would_be_used() -> None:
     p2p: Env = {"NCCL_P2P_DISABLE": "1"}
     assert judge([p2p, p2p]) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from nccl_doctor.checks.firewall import Firewall
 from nccl_doctor.checks.interfaces import Interfaces
 from nccl_doctor.checks.links import Links
 from nccl_doctor.toolkit.errands import send_foreign
-from nccl_doctor.toolkit.nccl.answer import OURS, Answer, ask_nccl, said
+from nccl_doctor.toolkit.nccl.answer import OURS, Answer, Reading, ask_nccl, said
 from nccl_doctor.toolkit.nccl.conf import Setting
 from nccl_doctor.toolkit.nccl.interface_choice import BOOTSTRAP, SOCKETS, Choice
 from nccl_doctor.toolkit.nccl.survey import by_answer, given_answer, survey
@@ -83,6 +84,74 @@ int ncclParamGetAllParameterKeys(const char ***table, int *count) {
     assert answer.names == ("NCCL_DEBUG", "NCCL_NEW")
     assert answer.interface == "ours0"
     assert observed(path, "nccl")["asked"]["names"] == ["NCCL_DEBUG", "NCCL_NEW"]
+
+
+DUMPS = """
+const char *text(const char *name, const char *without) {
+    return getenv(name) ? getenv(name) : without;
+}
+void ncclParamDumpAll(void) {
+    printf("=== ncclParam Registry Dump ===\\n");
+    printf("NCCL_DEBUG (ncclDebugLogLevel) [%(flags)s] Set (the) [level]\\n"
+           "    Current value=%%s set_by=%%s default=<unknown>\\n    Accepted value: String\\n\\n",
+           text("NCCL_DEBUG", "<unknown>"), getenv("NCCL_DEBUG") ? "EnvPlugin" : "Default");
+    printf("NCCL_DEBUG_FILE (const char*) [None] A file\\n"
+           "    Current value=%%s set_by=EnvPlugin default=<unset>\\n\\n",
+           text("NCCL_DEBUG_FILE", "<unset>"));
+    printf("NCCL_SET_THREAD_NAME (bool) [Cached] Names\\n"
+           "    Current value=FALSE set_by=Default default=FALSE\\n\\n");
+    printf("NCCL_HOSTID (const char*) [None] From elsewhere\\n"
+           "    Current value=mine set_by=EnvPlugin default=<unset>\\n\\n");
+    printf("NCCL_PARAM_DUMP_ALL (bool) [Private] All\\n"
+           "    Current value=%%s set_by=EnvPlugin default=FALSE\\n",
+           text("NCCL_PARAM_DUMP_ALL", "FALSE"));
+}
+"""
+
+
+def dumping(folder: Path, flags: str = "NoEnvPluginInit") -> str:
+    source = SOURCE % {"body": SAYS, "version": 23003} + DUMPS % {"flags": flags}
+    (folder / flags).mkdir()  # of its own: a path that was loaded before is not loaded again
+    return str(compiled(folder / flags / "libnccl.so.2", source))
+
+
+def test_the_values_that_nccl_dumps_are_asked_for(tmp_path: Path) -> None:
+    env = {"NCCL_SET_THREAD_NAME": "yes", "NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": "/tmp/of-job"}
+    answer = ask_nccl(dumping(tmp_path), env)
+    assert answer is not None
+    assert answer.readings == {
+        "NCCL_DEBUG": Reading("WARN", True),  # the job's, not that of the child
+        "NCCL_SET_THREAD_NAME": Reading("FALSE", False),
+        "NCCL_HOSTID": Reading("mine", True),
+    }
+    assert answer.interface == "ours0", "the log is not the dump"
+    settings = {name: Setting(value, "environment") for name, value in env.items()}
+    settings |= {name: Setting(value, "f") for name, value in answer.from_files.items()}
+    assert answer.read_otherwise(settings) == ["NCCL_HOSTID"]
+    settings["NCCL_SET_THREAD_NAME"] = Setting("1", "environment")
+    assert answer.read_otherwise(settings) == ["NCCL_HOSTID", "NCCL_SET_THREAD_NAME"]
+
+
+@pytest.mark.parametrize(
+    ("env", "flags"), [({}, "NoEnvPluginInit"), ({"NCCL_DEBUG": "WARN"}, "Cached")]
+)
+def test_a_value_that_is_not_the_jobs_is_no_reading(
+    tmp_path: Path, env: dict[str, str], flags: str
+) -> None:
+    answer = ask_nccl(dumping(tmp_path, flags), env)
+    assert answer is not None
+    assert "NCCL_DEBUG" not in answer.readings
+
+
+def test_secrets_in_what_nccl_reads_are_masked(tmp_path: Path) -> None:
+    env = {"NCCL_SET_THREAD_NAME": "http://me:hunter2@host", "NCCL_HOSTID": "mine"}
+    facts = observed(dumping(tmp_path), "nccl", env)
+    reading = {"text": "http://***@host", "value": "FALSE", "taken": False}
+    assert facts["asked"]["readings"] == {
+        "NCCL_HOSTID": {"text": "mine", "value": "mine", "taken": True},
+        "NCCL_SET_THREAD_NAME": reading,
+    }
+    assert "hunter2" not in json.dumps(facts)
 
 
 def test_a_refusal_is_an_answer(tmp_path: Path) -> None:
@@ -180,14 +249,14 @@ def test_the_answer_counts(answer: Answer, rules: tuple[Choice, Choice], expecte
     assert (bootstrap.library, sockets.library) == (BOOTSTRAP, SOCKETS)
 
 
-def observed(path: str, backend: str) -> dict[str, Any]:
+def observed(path: str, backend: str, more: Mapping[str, str] = {}) -> dict[str, Any]:
     """Facts of check `interfaces` in a process that has loaded this library."""
 
     def work() -> bytes:
         import ctypes
 
         ctypes.CDLL(path)
-        env = {"NCCL_CONF_FILE": "/nonexistent"}
+        env = {"NCCL_CONF_FILE": "/nonexistent", **more}
         return json.dumps(observe(Interfaces, env, backend=backend)).encode()
 
     return dict(json.loads(send_foreign("loads", work, 30)))

@@ -3,7 +3,9 @@
 `ncclGetUniqueId` needs no GPU and no driver: it reads NCCL's configuration files, loads the plug-in
 for variables, chooses the interface of the bootstrap, listens there until the process ends, and
 says all that at NCCL_DEBUG=INFO. Source: `ncclInit` in NCCL's src/init.cc, src/bootstrap.cc.
-`ncclParamGetAllParameterKeys`, since 2.30.3, gives the names of some of its variables.
+Since 2.30.3 `ncclParamGetAllParameterKeys` gives the names of some of its variables, and
+`ncclParamDumpAll` prints for each of them the value that counts and whether the variable gave it:
+what NCCL cannot read leaves the default. Source: src/param/c_api.cc, src/include/param/param.h.
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from nccl_doctor.toolkit.errands import send_foreign
 from nccl_doctor.toolkit.gpu.devices import VISIBLE
 from nccl_doctor.toolkit.libraries import library_name
 from nccl_doctor.toolkit.nccl.conf import Setting
 from nccl_doctor.toolkit.nccl.library import nccl_version
+from nccl_doctor.toolkit.variables.table import table
+from nccl_doctor.toolkit.variables.values import reads_otherwise
 from nccl_doctor.toolkit.versions import release
 
 PATIENCE_S = 3.0
@@ -37,12 +41,31 @@ OURS: Mapping[str, str] = {
 }
 """Variables of the child that is asked; they win over configuration files."""
 
+_SHOW_ALL = "NCCL_PARAM_DUMP_ALL"
+"""With it, those that the user guide does not name are listed too."""
+_RESTORED = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS")
+"""Those of `OURS` that the job's own text replaces before the values are asked for."""
 _MOST_NAMES = 1000
+_MOST_BYTES = 1 << 20
 
 _SAYS = re.compile(r"NCCL (INFO|WARN) (.*)")
 _USING = re.compile(r"Bootstrap ?: Using ?(\S+)<\d+>")
 _READ = re.compile(r"(NCCL_\w+) set by environment to ")
 _PLUGIN = re.compile(r"Successfully loaded external env plugin (.*)")
+_DUMPED = re.compile(
+    r"^(NCCL_\w+) \(.*?\) \[(.*?)\].*\n +Current value=(.*) set_by=(\w+) default=", re.MULTILINE
+)
+"""Name, flags, value and source of a parameter."""
+_DEFAULT, _CACHED, _UNSET = "Default", "Cached", "<unset>"
+
+
+class Reading(NamedTuple):
+    """The value of a variable as NCCL reads it; `taken` is False where it is the default, since
+    the variable is not set or its text is nothing that NCCL can read.
+    """
+
+    value: str
+    taken: bool
 
 
 @dataclass(frozen=True)
@@ -60,6 +83,7 @@ class Answer:
             not for a report.
         plugin: plug-in that gives NCCL its variables, empty without one.
         names: variables that NCCL lists as its own, since 2.30.3; it does not list all of them.
+        readings: variable → how NCCL reads it, of those `names` that the child did not change.
     """
 
     library: str
@@ -72,9 +96,11 @@ class Answer:
     from_files: Mapping[str, str] = field(default_factory=dict)
     plugin: str = ""
     names: tuple[str, ...] = ()
+    readings: Mapping[str, Reading] = field(default_factory=dict)
 
     def read_otherwise(self, settings: Mapping[str, Setting]) -> list[str]:
-        """Variables for which NCCL's configuration files gave it another value, or none.
+        """Variables that NCCL reads with another value than expected, or that it gets from another
+        place: a file that gave it another text or none, or a plug-in.
 
         Args:
             settings: from `nccl_settings`.
@@ -85,7 +111,22 @@ class Answer:
             if each.origin != "environment" and name not in OURS
         }
         names = ours.keys() | self.from_files.keys()
-        return sorted(name for name in names if ours.get(name) != self.from_files.get(name))
+        found = {name for name in names if ours.get(name) != self.from_files.get(name)}
+        for name, reading in self.readings.items():
+            text = settings[name].value if name in settings else None
+            if _is_unexpected(name, text, reading):
+                found.add(name)
+        return sorted(found)
+
+
+def _is_unexpected(name: str, text: str | None, reading: Reading) -> bool:
+    """Whether the table of variables says that NCCL reads a text in another way than it does."""
+    row = table().variables.get(name)
+    if text is None:
+        return reading.taken
+    if row is None or not text:
+        return False
+    return reads_otherwise(row, text, reading.value, taken=reading.taken)
 
 
 def ask_nccl(
@@ -118,8 +159,30 @@ def ask_nccl(
     fields = said(data["log"])
     if data["result"] == 0:
         fields["error"] = ""
-    names = tuple(data["names"])
-    return Answer(library, version, data["result"], from_files=data["added"], names=names, **fields)
+    return Answer(
+        library,
+        version,
+        data["result"],
+        from_files=data["added"],
+        names=tuple(data["names"]),
+        readings=dumped(data["dump"], env),
+        **fields,
+    )
+
+
+def dumped(text: str, env: Mapping[str, str]) -> dict[str, Reading]:
+    """Variable → how NCCL reads it, of what `ncclParamDumpAll` prints in the child.
+
+    Args:
+        text: what was printed.
+        env: environment of the job; the child has others of `OURS`.
+    """
+    return {
+        name: Reading("" if value == _UNSET else value.strip(), source != _DEFAULT)
+        for name, flags, value, source in _DUMPED.findall(text)
+        if name != _SHOW_ALL
+        and (name not in OURS or (name in _RESTORED and name in env and _CACHED not in flags))
+    }
 
 
 def said(log: str) -> dict[str, Any]:
@@ -161,12 +224,35 @@ def _ask(library: str, env: Mapping[str, str]) -> bytes:
     unique_id = ctypes.create_string_buffer(128)
     nccl = ctypes.CDLL(library)
     result = nccl.ncclGetUniqueId(unique_id)
-    ctypes.CDLL(None).fflush(None)
+    said = _printed(log)
     added = {name: value for name, value in _environment().items() if name not in before}
-    size = os.lseek(log, 0, os.SEEK_END)
-    text = os.pread(log, min(size, 1 << 20), 0).decode("utf-8", "replace")
+    os.environ.update({name: env[name] for name in _RESTORED if name in env})
+    os.environ[_SHOW_ALL] = "true"
     names = _names(nccl)
-    return json.dumps({"result": result, "added": added, "log": text, "names": names}).encode()
+    dump = _dump(nccl, log)
+    return json.dumps(
+        {"result": result, "added": added, "log": said, "names": names, "dump": dump}
+    ).encode()
+
+
+def _printed(log: int) -> str:
+    """What was printed into an empty file, which is empty again."""
+    ctypes.CDLL(None).fflush(None)
+    text = os.pread(log, min(os.lseek(log, 0, os.SEEK_END), _MOST_BYTES), 0)
+    os.ftruncate(log, 0)
+    os.lseek(log, 0, os.SEEK_SET)
+    return text.decode("utf-8", "replace")
+
+
+def _dump(nccl: ctypes.CDLL, log: int) -> str:
+    """The parameters that a library prints with their values; nothing before 2.30.3."""
+    try:
+        dump = nccl.ncclParamDumpAll
+    except AttributeError:
+        return ""
+    dump.restype = None
+    dump()
+    return _printed(log)
 
 
 def _names(nccl: ctypes.CDLL) -> list[str]:

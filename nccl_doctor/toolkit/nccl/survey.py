@@ -42,7 +42,8 @@ class Asked(TypedDict):
 
     `interface`, `address`: as `Answer`; `expected`: what the rules say, empty for no interface.
     `read_otherwise`: see `Answer.read_otherwise`; `from_files`: variables that it took from files,
-    with the file; `names`: see `Answer`. Only names that may be recorded, and no values.
+    with the file; `names`: see `Answer`; `readings`: variable → its `text`, and `value` and `taken`
+    of its `Reading`. Only names that may be recorded; no other values, and no secrets in these.
     """
 
     library: str
@@ -58,6 +59,7 @@ class Asked(TypedDict):
     differs: bool
     read_otherwise: list[str]
     names: list[str]
+    readings: dict[str, dict[str, Any]]
 
 
 class Survey(TypedDict):
@@ -207,6 +209,17 @@ def _asked(answer: Answer, bootstrap: Choice, settings: Mapping[str, Setting]) -
         if read
         else [],
         "names": list(allowed(dict.fromkeys(answer.names, ""))),
+        "readings": _readings(answer, settings),
+    }
+
+
+def _readings(answer: Answer, settings: Mapping[str, Setting]) -> dict[str, dict[str, Any]]:
+    """How NCCL reads what is set."""
+    texts = {name: settings[name].value for name in answer.readings if name in settings}
+    values = allowed({name: answer.readings[name].value for name in texts})
+    return {
+        name: {"text": text, "value": values[name], "taken": answer.readings[name].taken}
+        for name, text in allowed(texts).items()
     }
 
 

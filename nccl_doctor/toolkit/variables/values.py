@@ -105,6 +105,47 @@ def misread(variable: Variable, text: str) -> Misread | None:
     return None
 
 
+def reads_otherwise(variable: Variable, text: str, value: str, *, taken: bool) -> bool:
+    """Whether a library reads a text in another way than it does by these rules.
+
+    Args:
+        variable: whose text it is.
+        text: as it was typed.
+        value: as the library itself prints it.
+        taken: False where that is its default, because it could not read the text.
+    """
+    if variable.kind in ("int", "bool"):
+        return canonical(variable, text) != _as_number(variable, value)
+    return taken != (misread(variable, text) is None)
+
+
+def refused(variable: Variable, text: str, value: str, *, taken: bool) -> Misread | None:
+    """The problem of a value that the library itself says how it reads, or None.
+
+    Args: as for `reads_otherwise`.
+    """
+    wrong = misread(variable, text)
+    meant = wrong.meant if wrong else ""
+    if variable.kind in ("int", "bool"):
+        meant = _meant(variable, text)
+        if (meant or canonical(variable, text)) == _as_number(variable, value):
+            return None
+        meant = "" if meant == text else meant
+    elif taken:
+        return None
+    if taken:
+        return Misread(f"is read as {value}", meant=meant)
+    default = "" if value.startswith("<") else value  # <unknown>
+    return Misread(
+        f"is not accepted: NCCL itself takes its default{', ' if default else ''}{default}",
+        meant=meant,
+    )
+
+
+def _as_number(variable: Variable, value: str) -> str | None:
+    return canonical(variable, {"TRUE": "1", "FALSE": "0"}.get(value, value))
+
+
 def _bad_number(variable: Variable, text: str) -> Misread | None:
     if len(text) > _LONGEST:
         return Misread("is longer than any number", variable.raises)
