@@ -42,10 +42,12 @@ information, and none if NCCL itself lists it (since 2.30.3 it lists some). A pl
 program may read names with these prefixes. Interfaces, devices and files may differ between hosts,
 and are not compared; of the cards of Google's plug-ins (NCCL_FASTRAK_IFNAME) there must be as many,
 and in one order where hosts use the same names. What the job's own code sets after its start is not
-seen, nor what an NCCL_ENV_PLUGIN returns. Without a GPU the NCCL of the job is unknown, so versions
-are not judged. Variables that only the other backend reads are never a failure. CUDA_DEVICE_ORDER
-changes nothing where all GPUs of a host are of one model: then it is information. What CUDA does
-with an unknown value is not documented.
+seen, nor what an NCCL_ENV_PLUGIN returns. Encryption of NCCL's sockets (TLS, since 2.32) has no
+variable: a program turns it on by ncclSetEncryption, so whether all ranks do that is not seen
+before they connect. Without a GPU the NCCL of the job is unknown, so versions are not judged.
+Variables that only the other backend reads are never a failure. CUDA_DEVICE_ORDER changes nothing
+where all GPUs of a host are of one model: then it is information. What CUDA does with an unknown
+value is not documented.
 
 References
 ----------

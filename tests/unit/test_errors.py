@@ -36,6 +36,19 @@ STORE = "DistNetworkError: The client socket has timed out after 60000ms while t
         (f"{NCCL}unhandled system error\nncclSystemError: System call failed\nLast error:\n",
          "/dev/shm"),
         ("NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory", "locked"),
+        # By the formats in crypt.cc and in the library of 2.32.3, and the first bytes of TLS.
+        ("NCCL WARN NCCL was built without TLS support but a pre-shared key was configured",
+         "built without TLS"),
+        ("NCCL WARN ncclCrypt: failed to open libssl.so.3: libssl.so.3: cannot open shared object",
+         "no OpenSSL 3"),
+        ("NCCL ATTN TLS handshake from 10.0.0.2<41998> failed, discarding peer connection",
+         "one end of a connection encrypts"),
+        ("NCCL WARN ncclCrypt: TLS handshake with 10.0.0.2<41998> failed: error:0A000438:SSL",
+         "one end of a connection encrypts"),
+        ("NCCL ATTN Socket magic mismatch from 10.0.0.2<41998> (peer 0x"
+         f"{int.from_bytes(bytes.fromhex('16030100dc010000'), 'little'):016x}"
+         " != expected 0x1234567890abcdef), discarding peer connection",
+         "one end of a connection encrypts"),
         ("Watchdog got stuck for 480 seconds without making progress", "hangs in this process"),
         ("WorkNCCL(SeqNum=5, OpType=ALLREDUCE) ran for 600012 milliseconds before timing out.",
          "did not enter"),

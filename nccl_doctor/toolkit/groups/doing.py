@@ -25,7 +25,7 @@ _LONGEST_RANKS = 160
 _LONGEST_STACK = 1200
 _LONGEST_LOG = 1500
 _MOST_LINES = 8
-_NCCL_LINE = re.compile(r"NCCL (WARN|INFO|TRACE|CALL)\b.*")
+_NCCL_LINE = re.compile(r"NCCL (WARN|ATTN|INFO|TRACE|CALL)\b.*")
 _CHANGING = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 
 
@@ -159,7 +159,7 @@ def _log_lines(log: str) -> list[str]:
     if not found:
         return [line for line in log.splitlines() if line.strip()][-_MOST_LINES:]
     tail = max(0, len(found) - _MOST_LINES)
-    warnings = [line for line in found[:tail] if line.startswith("NCCL WARN")]
+    warnings = [line for line in found[:tail] if line.startswith(("NCCL WARN", "NCCL ATTN"))]
     return [*warnings[-_MOST_LINES:], *found[tail:]]
 
 
