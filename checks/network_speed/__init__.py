@@ -95,7 +95,7 @@ from nccl_doctor.toolkit.shared_kinds import BANDWIDTH_LOW, BELOW_FLOOR
 from .floors import judge_floors, low_lanes
 from .lanes import Lane, Lanes, quiet, rates_of, together
 from .rails import RAIL_SLOW, RAILS, Rails
-from .verbs import PROGRAM, written_both_ways
+from .verbs import written_both_ways
 
 NETWORK_ALONE = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0"}
 """Variables of NCCL with which only the network is left."""
@@ -170,7 +170,7 @@ class NetworkSpeed(Check):
 
         Returns: `all_reduce` as `Stopwatch.all_reduce`, with `algbw` and `busbw` of each size;
         `slowing`: the settings of `slowing`; of a round with one NIC, `nic`, and `rail`: its number
-        in NCCL's order; of RDMA writes `by`: the program, and `gbps`: of each direction.
+        in NCCL's order; of RDMA writes `by`: what wrote, and `gbps`: of each direction.
 
         Raises:
             Untested: the NIC is gone.
@@ -185,7 +185,7 @@ class NetworkSpeed(Check):
                 raise Untested("the NICs of this host are not those that check rails saw")
             facts |= {"rail": rail, "nic": rails[rail]["name"]}
             if written := written_both_ways(ctx, rails[rail]["name"], settings):
-                seen = {"by": PROGRAM, "gbps": written.pop("gbps"), "slowing": {}}
+                seen = {**{name: written.pop(name) for name in ("by", "gbps")}, "slowing": {}}
                 return {TIMED: with_rates([written], len(ctx.group)), **facts, **seen}
             # NCCL_NET, so that it fails where it cannot use this NIC, and takes no other network.
             os.environ.update({HCA: f"={rails[rail]['name']}", "NCCL_NET": "IB"})
