@@ -9,13 +9,15 @@ the network is between two ranks. The bus bandwidth, as nccl-tests defines it, i
 of each pair of ranks, and of all those of two hosts together. Hosts that use InfiniBand or RoCE
 then try each NIC by itself with the NIC of the same number on the neighbours; all NICs at once, if
 there are enough ranks. Where both hosts have `ib_write_bw` (package perftest), it writes by RDMA,
-one way and then the other, from memory of the host; else NCCL, by a rank whose GPU is beside the
-NIC (NCCL_IB_HCA names it alone). Hosts, paths and NICs are outliers as in check `group_speed`: slow
-ones are measured again, beside hosts that were good, and only those that are slow again are named.
-With two hosts the NICs are compared among themselves. NICs that are all equally slow are compared
-with what their rate gives at the least, by a table. Inside a host `group_speed` measures the other
-part, by NVLink or PCIe alone. The check runs after the collectives of all ranks gave right results,
-and not where all hosts are in one NVLink domain (MNNVL), as NCCL then uses no network.
+one way and then the other, from memory of the host; else `pyverbs` does that where both have it
+(rdma-core, for the Python that runs nccl-doctor; package python3-pyverbs); else NCCL, by a rank
+whose GPU is beside the NIC (NCCL_IB_HCA names it alone). Hosts, paths and NICs are outliers as in
+check `group_speed`: slow ones are measured again, beside hosts that were good, and only those that
+are slow again are named. With two hosts the NICs are compared among themselves. NICs that are all
+equally slow are compared with what their rate gives at the least, by a table. Inside a host
+`group_speed` measures the other part, by NVLink or PCIe alone. The check runs after the collectives
+of all ranks gave right results, and not where all hosts are in one NVLink domain (MNNVL), as NCCL
+then uses no network.
 
 Why it matters
 --------------
@@ -47,16 +49,18 @@ and without the facts of checks `fabric_ports`, `gpu_affinity`, `gpu_direct` and
 a setting slows NCCL down on purpose, the finding is only information and names it. A fabric with
 less than half of its capacity between switches is below the floor by design. Another job on the
 same NICs or switches makes them slow, too.
-`ib_write_bw` opens a TCP port on every address of the host, for some seconds. It is used with IPv4
-only, and not where a NIC carries less than some 8 Gb/s; NCCL is then.
-Not validated on hardware: the measuring has run with gloo, and with a program that speaks as
-`ib_write_bw` does; the rules on made-up clusters. The floors are from published measurements.
+`ib_write_bw` opens a TCP port on every address of the host, for some seconds; `pyverbs` opens none.
+`ib_write_bw` is used with IPv4 only, and has no result where a NIC carries less than some 8 Gb/s;
+NCCL is used then.
+Not validated on hardware: the measuring has run with gloo, with a program that speaks as
+`ib_write_bw` does, and with a package that behaves as `pyverbs` does; the rules on made-up
+clusters. The floors are from published measurements.
 
 References
 ----------
 https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md; NCCL user guide, environment
 variables (NCCL_P2P_DISABLE, NCCL_SHM_DISABLE, NCCL_IB_HCA, NCCL_NET); linux-rdma/perftest,
-src/write_bw.c; the sources in checks/network_speed/floors.toml.
+src/write_bw.c; linux-rdma/rdma-core, pyverbs; the sources in checks/network_speed/floors.toml.
 """
 
 from __future__ import annotations

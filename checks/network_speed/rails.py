@@ -40,7 +40,7 @@ _LEAST_HOSTS = 3
 class RailLane(NamedTuple):
     """A lane through one NIC of each end: what was measured, host → NIC, local rank.
 
-    `by`: the program that wrote without NCCL; empty where NCCL was timed.
+    `by`: what wrote without NCCL (`ib_write_bw`, `pyverbs`); empty where NCCL was timed.
     """
 
     lane: Lane
