@@ -136,7 +136,7 @@ def gid_index(nic: str, settings: Mapping[str, Setting], root: Path) -> int:
 
 
 class _Letters:
-    """What the two members of a round say to each other about one thing.
+    """Letters of the two members of a round to each other about one measurement.
 
     Attributes:
         limit_s: longest time that one step of a measurement may take.

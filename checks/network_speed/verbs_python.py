@@ -85,7 +85,7 @@ def written_by_pyverbs(
 
 
 def _end(told: Any) -> dict[str, Any] | None:
-    """What another one told of its end, if it is that."""
+    """The end of a connection that another host has posted; None for anything else."""
     if not isinstance(told, Mapping) or not isinstance(told.get("gid"), str):
         return None
     numbers = {name: told.get(name) for name in _NUMBERS}
@@ -119,7 +119,7 @@ class _Child:
         return self.hear()
 
     def hear(self) -> Any:
-        """What the child says next; None where it has ended, or says nothing in time."""
+        """The next value that the child says; None where it has ended, or says none in time."""
         return _hear(self._line)
 
 
@@ -144,7 +144,7 @@ def _hear(line: socket.socket) -> Any:
 
 
 def _serve(line: socket.socket, nic: str, gid_index: int) -> None:
-    """Tell the own end, connect it to the one that is told, and write whenever asked."""
+    """Say what the own end is, connect it to the other one, and write when asked."""
     end = _End(nic, gid_index)
     _tell(line, end.facts())
     if theirs := _hear(line):
@@ -180,7 +180,7 @@ class _End:
         self._psn = random.getrandbits(24)
 
     def facts(self) -> dict[str, Any]:
-        """What the other end has to know."""
+        """Facts that the other end has to know."""
         return {
             "qpn": self._qp.qp_num,
             "psn": self._psn,

@@ -236,7 +236,7 @@ def _ask(library: str, env: Mapping[str, str]) -> bytes:
 
 
 def _printed(log: int) -> str:
-    """What was printed into an empty file, which is empty again."""
+    """The text that was printed into an empty file, which is empty again."""
     ctypes.CDLL(None).fflush(None)
     text = os.pread(log, min(os.lseek(log, 0, os.SEEK_END), _MOST_BYTES), 0)
     os.ftruncate(log, 0)

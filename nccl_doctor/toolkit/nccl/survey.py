@@ -214,7 +214,7 @@ def _asked(answer: Answer, bootstrap: Choice, settings: Mapping[str, Setting]) -
 
 
 def _readings(answer: Answer, settings: Mapping[str, Setting]) -> dict[str, dict[str, Any]]:
-    """How NCCL reads what is set."""
+    """Variables that are set, as NCCL reads them."""
     texts = {name: settings[name].value for name in answer.readings if name in settings}
     values = allowed({name: answer.readings[name].value for name in texts})
     return {
