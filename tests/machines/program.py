@@ -18,7 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor import registry
-from nccl_doctor.api import Check, Cluster, Finding, Launch, Outcome, OutcomeStatus, Severity, Skip
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Finding,
+    Launch,
+    Level,
+    Outcome,
+    OutcomeStatus,
+    Severity,
+    Skip,
+)
 from nccl_doctor.gather.coordinator import failures_in_the_way, touches
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.make_report import make_report
@@ -98,19 +108,24 @@ class Gallery:
         self._count = 0
         self.registry: Registry = registry.load(ignore=recorded.NOT_HERE)
 
-    def run(self, machine: Machine, fault: Fault | None = None) -> Report:
-        """The report of rank 0 on two such hosts; the second one has the fault. Made once."""
-        name = f"{machine.title}: {fault.title}" if fault else machine.title
+    def run(
+        self, machine: Machine, fault: Fault | None = None, level: Level = Level.STANDARD
+    ) -> Report:
+        """The report of rank 0 on two such hosts; the second one has the fault. Made once.
+
+        `level`: of the rounds; what a host or rank observes alone is that of level standard.
+        """
+        name = f"{machine.title}: {fault.title}" if fault else f"{machine.title}, {level.value}"
         if name not in self._reports:
-            self._reports[name] = self._run(machine, fault)
+            self._reports[name] = self._run(machine, fault, level)
         return self._reports[name]
 
-    def _run(self, machine: Machine, fault: Fault | None) -> Report:
+    def _run(self, machine: Machine, fault: Fault | None, level: Level) -> Report:
         hosts = [self._host(machine, node) for node in range(HOSTS - bool(fault))]
         if fault is not None:
             hosts.append(self._observed(machine, HOSTS - 1, fault))
             self._broken[f"{machine.title}: {fault.title}"] = hosts[-1][0]
-        return _report(self.registry, [(signed, seen) for _, signed, seen in hosts])
+        return _report(self.registry, [(signed, seen) for _, signed, seen in hosts], level)
 
     def broken(self, machine: Machine, fault: Fault) -> Host:
         """The host with the fault, of a run that was made."""
@@ -296,10 +311,10 @@ def _sign_in(
     return SignIn.from_json(launch.rank or 0, json.loads(json.dumps(who.to_json())))
 
 
-def _report(checks: Registry, hosts: list[tuple[list[SignIn], Seen]]) -> Report:
+def _report(checks: Registry, hosts: list[tuple[list[SignIn], Seen]], level: Level) -> Report:
     first = hosts[0][0][0]
     scopes = {check.name: check.scope for check in checks.checks}
-    options = Options()
+    options = Options(level=level)
     evidence = EvidenceLog(first.launch, scopes, {})
     at_the_end: dict[int, Seen] = {}
     for signed, end in hosts:
@@ -339,6 +354,7 @@ def _hold(
     while True:
         cluster = evidence.cluster(options, "nccl")
         rounds = [each for each in _planned(check, cluster) if each.name not in held]
+        ranks = {rank.seat: rank for rank in cluster.present}
         if not rounds:
             return
         for round_ in rounds:
@@ -352,8 +368,7 @@ def _hold(
                     elif check.name in AT_THE_END:
                         outcome = at_the_end[seat][check.name]
                     else:
-                        facts = recorded.together(check.name, round_, group)
-                        outcome = Outcome(OutcomeStatus.OK, facts=facts)
+                        outcome = recorded.together(check.name, round_, group, ranks[seat])
                     outcome = replace(outcome, group=min(group))
                     evidence.record(seat, check.name, round_.name, outcome)
 

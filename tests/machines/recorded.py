@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from nccl_doctor.api import Outcome, OutcomeStatus
+from nccl_doctor.api import ALONE, Outcome, OutcomeStatus, Rank
+from nccl_doctor.checks.group_speed.measured import NVLS
 from nccl_doctor.model.findings import Round
 from nccl_doctor.toolkit.fabric.ports import rdma_ports
 from nccl_doctor.toolkit.fabric.road import admitted, choose_road
@@ -202,20 +203,31 @@ def _interfaces(host: Host) -> dict[str, Any]:
     }
 
 
-def together(check: str, round_: Round, group: tuple[int, ...]) -> dict[str, Any]:
-    """Facts of a member of a group in which all goes well."""
-    if check != "group_speed":
+def together(check: str, round_: Round, group: tuple[int, ...], rank: Rank) -> Outcome:
+    """What a member of a group observes in which all goes well."""
+    if check == "deepspeed_groups":
+        return Outcome(OutcomeStatus.SKIPPED, reason="DeepSpeed is not installed")
+    return Outcome(OutcomeStatus.OK, facts=_together(check, round_, group, rank))
+
+
+def _together(check: str, round_: Round, group: tuple[int, ...], rank: Rank) -> dict[str, Any]:
+    if check not in ("group_speed", "network_speed"):
         return {
             "steps": ["init_process_group", "all_reduce"],
             "wrong": [],
             "lacking": {},
             "made": {},
         }
-    facts: dict[str, Any] = {"slowing": []}
+    facts: dict[str, Any] = {"slowing": {}, "nvls_off": {}}
     if round_.name in ("world", "again-ranks"):
         facts["compute"] = {"what": "a product", "seconds": 0.01, "cpu": dict(IDLE)}
+    if rails := round_.params.get("rails"):
+        seen = rank.host.facts["rails"][ALONE].facts["rails"]
+        number = rails[str(rank.local_rank)]
+        facts |= {"rail": number, "nic": seen[number]["name"]}
     if len(group) > 1:
-        size, seconds = 256 << 20, 0.0012 if round_.name == "each-host" else 0.003
+        inside = round_.name in ("each-host", NVLS)
+        size, seconds = 256 << 20, 0.0012 if inside else 0.003
         algbw = size / seconds
         one = {"bytes": size, "seconds": seconds, "times": 5, "cpu": dict(IDLE), "algbw": algbw}
         one["busbw"] = algbw * 2 * (len(group) - 1) / len(group)

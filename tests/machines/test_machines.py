@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.api import Severity
+from nccl_doctor.api import Level, Severity
+from nccl_doctor.checks.group_speed.measured import NVLS
 from tests.machines import gallery
 from tests.machines.page import page
 from tests.machines.program import Fault, Gallery, Machine, loud
@@ -36,6 +37,42 @@ def test_a_healthy_machine_passes(machine: Machine, tried: Gallery) -> None:
     open_ = {each.name: each.reason for each in report.checks if each.status.value == "unknown"}
     assert open_ == {}
     assert (report.verdict, report.exit_code) == ("pass", 0)
+
+
+BY_NVLS = {
+    *("AWS p5.48xlarge", "Azure ND H100 v5", "DGX H100", "GB200 NVL72", "GCP a3-megagpu-8g"),
+    *("HGX B200", "Slurm, one GPU per task"),
+}
+"""Machines whose GPUs are Hopper or later and in one NVLink fabric."""
+EACH_NIC = {
+    *("Azure ND H100 v5", "DGX H100", "GH200", "HGX B200", "MI300X", "MIG slices"),
+    "Slurm, one GPU per task",
+}
+"""Machines whose hosts reach each other by verbs, and not by NVLink."""
+OFTEN = ("DGX H100", "HGX B200", "GB200 NVL72")
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        pytest.param(each, marks=() if each.title in OFTEN else pytest.mark.wide, id=each.title)
+        for each in MACHINES
+    ],
+)
+def test_a_healthy_machine_passes_with_the_rounds_of_level_full(
+    machine: Machine, tried: Gallery
+) -> None:
+    report = tried.run(machine, level=Level.FULL)
+    told = [
+        (each.code, each.message) for each in report.findings if each.level is not Severity.INFO
+    ]
+    assert told == []
+    assert (report.verdict, report.exit_code) == ("pass", 0)
+    ranks = 2 * machine.ranks
+    by_nvls = report.cluster.evidence("group_speed", NVLS)
+    assert len(by_nvls) == ranks * (machine.title in BY_NVLS)
+    by_nic = report.cluster.evidence("network_speed", "rails-0-0")
+    assert bool(by_nic) == (machine.title in EACH_NIC)
 
 
 @pytest.mark.wide  # each rule has tests of its own
