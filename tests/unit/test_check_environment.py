@@ -351,11 +351,16 @@ READ_BY_NCCL = [
     # text, as NCCL prints it, whether it took the text, and what is said
     ("NCCL_SET_THREAD_NAME", "true", "TRUE", True, ""),
     ("NCCL_SET_THREAD_NAME", "no", "FALSE", False, ""),
-    ("NCCL_SET_THREAD_NAME", "yes", "FALSE", False, "is not accepted: NCCL itself takes its "
-     "default, FALSE"),
-    ("NCCL_SET_THREAD_NAME", "2", "FALSE", False, "takes its default, FALSE"),
+    ("NCCL_SET_THREAD_NAME", "yes", "FALSE", False, "NCCL_SET_THREAD_NAME=yes is read as 0"),
+    ("NCCL_SET_THREAD_NAME", "2", "FALSE", False, "NCCL_SET_THREAD_NAME=2 is not accepted: NCCL "
+     "itself takes its default, FALSE"),
     ("NCCL_BUFFSIZE", "4M", "4", True, "is read as 4"),
     ("NCCL_BUFFSIZE", "4M", "4194304", True, ""),
+    ("NCCL_BUFFSIZE", "4096", "8192", True, "NCCL_BUFFSIZE=4096 is read as 8192"),
+    ("NCCL_CUMEM_ENABLE", "1", "ON", True, ""),
+    ("NCCL_CUMEM_ENABLE", "7", "7", True, "is not one of -2, 0, 1"),
+    ("NCCL_CUMEM_ENABLE", "1", "AUTO", False, "is not accepted: NCCL itself takes its default, "
+     "AUTO"),
     ("NCCL_DEBUG", "WARN ", "WARN", True, ""),
     ("NCCL_DEBUG", "ATTN", "<unknown>", False, "NCCL_DEBUG=ATTN is not accepted: NCCL itself takes "
      "its default"),

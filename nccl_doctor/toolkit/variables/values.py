@@ -114,8 +114,8 @@ def reads_otherwise(variable: Variable, text: str, value: str, *, taken: bool) -
         value: as the library itself prints it.
         taken: False where that is its default, because it could not read the text.
     """
-    if variable.kind in ("int", "bool"):
-        return canonical(variable, text) != _as_number(variable, value)
+    if (took := _as_number(variable, value)) is not None:
+        return took != canonical(variable, text)
     return taken != (misread(variable, text) is None)
 
 
@@ -124,26 +124,24 @@ def refused(variable: Variable, text: str, value: str, *, taken: bool) -> Misrea
 
     Args: as for `reads_otherwise`.
     """
-    wrong = misread(variable, text)
-    meant = wrong.meant if wrong else ""
-    if variable.kind in ("int", "bool"):
-        meant = _meant(variable, text)
-        if (meant or canonical(variable, text)) == _as_number(variable, value):
-            return None
-        meant = "" if meant == text else meant
-    elif taken:
+    wrong, took = misread(variable, text), _as_number(variable, value)
+    if took is not None and took == canonical(variable, text):
+        return wrong
+    if taken and (took is None or took == _meant(variable, text)):
         return None
+    meant = wrong.meant if wrong else ""
     if taken:
         return Misread(f"is read as {value}", meant=meant)
-    default = "" if value.startswith("<") else value  # <unknown>
-    return Misread(
-        f"is not accepted: NCCL itself takes its default{', ' if default else ''}{default}",
-        meant=meant,
-    )
+    default = "" if value.startswith("<") else f", {value}"  # <unknown>
+    return Misread(f"is not accepted: NCCL itself takes its default{default}", meant=meant)
 
 
 def _as_number(variable: Variable, value: str) -> str | None:
-    return canonical(variable, {"TRUE": "1", "FALSE": "0"}.get(value, value))
+    """A number as a library prints it; None for anything else."""
+    if variable.kind not in ("int", "bool"):
+        return None
+    number = {"TRUE": "1", "FALSE": "0"}.get(value, value)
+    return number if re.fullmatch(r"-?[0-9]+", number) else None
 
 
 def _bad_number(variable: Variable, text: str) -> Misread | None:
