@@ -17,7 +17,7 @@ import pytest
 
 from nccl_doctor.api import Context, Launch
 from nccl_doctor.checks.network_speed.verbs import PROGRAM, gid_index, written_both_ways
-from nccl_doctor.checks.network_speed.verbs_python import has_pyverbs, written_by_pyverbs
+from nccl_doctor.checks.network_speed.verbs_python import MODULE, has_pyverbs, written_by_pyverbs
 from nccl_doctor.toolkit.errands import send_foreign
 from nccl_doctor.toolkit.host import addresses
 from nccl_doctor.toolkit.nccl.conf import Setting
@@ -294,14 +294,15 @@ def test_a_pyverbs_that_does_not_fit_this_python_is_none(
 class Stranger:
     """The other member of a round, who posts what nobody would."""
 
-    def __init__(self, address: Any) -> None:
-        self.address = address
+    def __init__(self, has: Any) -> None:
+        self.has = has
+        self.said: list[str] = []
 
     def post(self, key: str, value: Any) -> None:
-        pass
+        self.said.append(key)
 
     def collect(self, key: str, timeout_s: float) -> Mapping[int, Any]:
-        return {1: {PROGRAM: self.address} if key == "verbs" else 7}
+        return {1: self.has if key == "verbs" else 7}
 
 
 @pytest.mark.parametrize(
@@ -327,8 +328,27 @@ def test_only_an_address_of_another_host_becomes_a_word_of_a_command(
         deadline=time.monotonic() + 8,
         root=tmp_path,
         group=(0, 1),
-        peers=Stranger(address),
+        peers=Stranger({PROGRAM: address}),
     )
     assert written_both_ways(ctx, "mlx5_0:1", {}) is None
     assert words.exists() is told
     assert not told or words.read_text().endswith("-p 7 127.0.0.9\n")
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize(
+    "theirs", [None, 7, {}, {PROGRAM: "127.0.0.9"}, {MODULE: False}, {MODULE: "1"}, {MODULE: True}]
+)
+def test_what_one_host_lacks_is_not_used(tmp_path: Path, own: bool, theirs: Any) -> None:
+    site = install_pyverbs(tmp_path / "site")
+
+    def work() -> bytes:
+        others = [path for path in sys.path if not Path(path, MODULE).exists()]
+        sys.path[:] = [str(site)] * own + others
+        peers = Stranger(theirs)
+        ctx = Context(Launch(), {}, deadline=time.monotonic() + 8, group=(0, 1), peers=peers)
+        return json.dumps([written_both_ways(ctx, "mlx5_0:1", {}), peers.said]).encode()
+
+    measured, said = json.loads(send_foreign("lacks", work, 20))
+    assert measured is None
+    assert (said != ["verbs"]) == (own and theirs == {MODULE: True})
