@@ -133,6 +133,13 @@ class Kind:
     cuts_off: bool = False
     loss: bool = False
 
+    def variant(self, *, title: str = "", why: str = "", fix: str = "") -> Kind:
+        """The same kind in other words, for a case that its own do not fit.
+
+        The code, and what it means for other findings, stay as they are; so does what is empty.
+        """
+        return replace(self, title=title or self.title, why=why or self.why, fix=fix or self.fix)
+
 
 @dataclass(frozen=True)
 class Where:

@@ -83,8 +83,8 @@ def some(items: Sequence[str]) -> list[str]:
 
 
 def by_kind(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Findings of one code and severity together, in the order in which they came."""
-    groups: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    """Findings of one code, title and severity together, in the order in which they came."""
+    groups: dict[tuple[str, str, str], list[Finding]] = defaultdict(list)
     for finding in findings:
-        groups[finding.code, finding.level.value].append(finding)
+        groups[finding.code, finding.kind.title, finding.level.value].append(finding)
     return list(groups.values())

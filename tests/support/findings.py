@@ -15,7 +15,7 @@ def judge(check: Check, cluster: Cluster) -> list[Finding]:
     """Findings of one check; each can go into a report."""
     findings = list(check.judge(cluster))
     for finding in findings:
-        assert finding.kind in check.kinds
+        assert finding.code in {kind.code for kind in check.kinds}
         assert finding.message
         assert "\n" not in finding.message
         json.dumps(finding.to_json())

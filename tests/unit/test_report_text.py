@@ -210,3 +210,17 @@ def test_nothing_from_outside_reaches_the_terminal():
 def test_many_checks_that_were_not_tested_are_only_counted(count: int, words: str) -> None:
     names = [f"check{number}" for number in range(count)]
     assert checks_in_words(names) == words
+
+
+def test_a_variant_of_a_kind_is_told_in_its_own_words():
+    gone = SHM.variant(title="no shm", why="it is gone", fix="mount it")
+    assert (gone.code, gone.layer, gone.severity) == (SHM.code, SHM.layer, SHM.severity)
+    assert SHM.variant(title="no shm").fix == SHM.fix
+    report = report_of(
+        Finding(SHM, "1 MiB", Where(hosts=("nd0",))), Finding(gone, "none", Where(hosts=("nd1",)))
+    )
+    shown = lines(report)
+    titles = [line for line in shown if "[shm-small]" in line]
+    assert [SHM.title in titles[0], "no shm" in titles[1]] == [True, True]
+    assert shown.index(titles[1]) < next(i for i, line in enumerate(shown) if "mount it" in line)
+    assert "no shm" in report.summary
