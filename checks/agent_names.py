@@ -72,6 +72,11 @@ AGENT_NAME_MISLEADS = Kind(
     fix="torchrun --local-addr=ADDRESS on every host, with an address of that host",
     later=True,
 )
+LATER_MISLEADS = AGENT_NAME_MISLEADS.variant(
+    title="The name of an agent of torchrun would not lead to it after a restart",
+    why="After a restart another agent may be the first, and its name becomes MASTER_ADDR of all "
+    "ranks: where it leads nowhere, they do not find rank 0.",
+)
 ROUND = "names"
 LOOK_UP_S = 4.0
 _MOST_LATER = 15
@@ -174,7 +179,7 @@ def _later(seen: Sequence[tuple[Host, Mapping[str, Any]]], first: Host) -> Itera
         whose, astray = next(iter(wrong.items()))
         more = f"; so it is with {len(wrong) - 1} more names" if len(wrong) > 1 else ""
         yield Finding(
-            AGENT_NAME_MISLEADS,
+            LATER_MISLEADS,
             f"after a restart without {first.label}, MASTER_ADDR may be the name of {whose}: on "
             f"{', '.join(sorted(astray))} it {min(astray.values())}{more}",
             Where(hosts=tuple(sorted(wrong))),

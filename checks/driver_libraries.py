@@ -67,6 +67,10 @@ from nccl_doctor.toolkit.libraries import file_version, library_row, mapped_libr
 from nccl_doctor.toolkit.shared_kinds import DRIVER_MISMATCH
 from nccl_doctor.toolkit.versions import disagreement, major
 
+NOT_THE_MODULES = DRIVER_MISMATCH.variant(
+    title="A library of the GPU driver does not belong to the kernel module",
+    why="Calls of CUDA or NVML fail where the two do not agree; NCCL makes them at its start.",
+)
 DIFFERS = Kind(
     "libcuda-differs",
     Layer.DEVICE,
@@ -182,7 +186,7 @@ def _judge(library: Mapping[str, Any], kernel: str) -> Finding | None:
     else:
         return None
     return Finding(
-        DRIVER_MISMATCH, text, evidence=dict(library), fix=fix, confidence=Confidence.LIKELY
+        NOT_THE_MODULES, text, evidence=dict(library), fix=fix, confidence=Confidence.LIKELY
     )
 
 

@@ -51,6 +51,9 @@ MISSING = Kind(
     "on the host: install gdrdrv-dkms and modprobe gdrdrv; or unset NCCL_GDRCOPY_ENABLE",
     Severity.WARN,
 )
+UNUSABLE = MISSING.variant(
+    title="GDRCopy is asked for, and this process cannot open its device",
+)
 
 _ENABLE = "NCCL_GDRCOPY_ENABLE"
 _INTERNAL = "NCCL_GDRCOPY_USE_INTERNAL_DMABUF"
@@ -104,7 +107,7 @@ class GdrCopy(Check):
             if facts["opens"] or own_way:
                 continue
             yield Finding(
-                MISSING,
+                UNUSABLE if facts["device"] or facts["module"] else MISSING,
                 f"{facts['asked']}, but {_fault(facts)}",
                 Where(hosts=(rank.host.label,)),
                 {name: facts[name] for name in ("device", "opens", "module")},

@@ -184,6 +184,7 @@ def _missing(seen: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
             f"{seen[host]['why']}{others}",
             Where(hosts=(host,)),
             {name: seen[host][name] for name in ("modules", "peermem", "open_driver", "kernel")},
+            _fix_of(seen[host]),
             confidence=Confidence.LIKELY,
         )
 
@@ -192,6 +193,15 @@ def _wants(facts: Mapping[str, Any]) -> bool:
     """Whether GPUDirect RDMA is expected here; LOC turns it off on purpose."""
     toys = bool(facts["models"]) and all("GeForce" in model for model in facts["models"])
     return bool(facts["verbs"]) and facts["level"].upper() not in ("LOC", "0") and not toys
+
+
+def _fix_of(facts: Mapping[str, Any]) -> str:
+    """The fix where the kind's own is not the first thing to do; else empty."""
+    if facts["open_driver"] is None:
+        return "modprobe nvidia; `dmesg` shows why the driver is not loaded"
+    if "NCCL_DMABUF_ENABLE=0" in facts["why"]:
+        return f"unset NCCL_DMABUF_ENABLE; or {MISSING.fix}"
+    return ""
 
 
 def _on_the_way(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:

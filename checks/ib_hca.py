@@ -69,6 +69,10 @@ UNMATCHED = Kind(
     _LIST,
     Severity.WARN,
 )
+EXCLUDES_ALL = UNMATCHED.variant(
+    title="NCCL_IB_HCA excludes every RDMA port of the host",
+    why="NCCL then silently uses sockets, which are much slower.",
+)
 PORT_DOWN = Kind(
     "ib-hca-port-down",
     Layer.ENV,
@@ -191,7 +195,7 @@ def _nothing_left(one: _List, *, others_go: bool) -> Iterator[Finding]:
         )
     else:
         yield Finding(
-            UNMATCHED,
+            EXCLUDES_ALL if HcaList.parse(facts["hca"]).exclude else UNMATCHED,
             f"{setting} matches no port; the host has: {_names(facts['ports'])}",
             one.where,
             {"ports": facts["ports"]},

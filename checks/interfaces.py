@@ -81,6 +81,10 @@ INTERFACE_MISSING = Kind(
     "the other hosts wait for it until their time-out.",
     fix=_EXACT,
 )
+PLUGIN_CARD_MISSING = INTERFACE_MISSING.variant(
+    why="The network plug-in that NCCL would use is told to use a card that is not there: it may "
+    "refuse to start, or leave out a rail that its peers have.",
+)
 INTERFACE_DOWN = Kind(
     code="interface-down",
     layer=Layer.ROUTE,
@@ -266,7 +270,7 @@ def _cards_missing(
             continue
         for variable, names in facts.get("lacking", {}).items():
             yield Finding(
-                INTERFACE_MISSING,
+                PLUGIN_CARD_MISSING,
                 f"{variable} names {', '.join(names)}: no such interface",
                 Where(hosts=(rank.host.label,), interfaces=tuple(names)),
                 fix=f"in {variable}, name the cards of {rank.host.label}, rail by rail: ip -br "

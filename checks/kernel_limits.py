@@ -74,6 +74,11 @@ PORTS_EXHAUSTED = Kind(
     fix='sysctl -w net.ipv4.ip_local_port_range="1024 65535"',
     severity=Severity.WARN,
 )
+_FREE_PORTS = (
+    "ss -Htan | awk '{print $1}' | sort | uniq -c shows what takes them (TIME-WAIT ends after 60 "
+    "s: wait, or sysctl -w net.ipv4.tcp_tw_reuse=1); ss -tanp shows which process"
+)
+_LOWEST, _HIGHEST = 1024, 65535
 
 _LEAST = 4
 """Ports of a rank: a listener and a call to the store for torch, and the same for one group."""
@@ -153,7 +158,9 @@ def _ports(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
         + (f", {waiting} in TIME_WAIT" if waiting else ""),
         Where(hosts=(rank.host.label,)),
         {name: facts[name] for name in ("range", "reserved", "taken", "time_wait")},
-        fix=_more_ports(rank, facts.get("reserved_ports", "")),
+        fix=_FREE_PORTS
+        if low <= _LOWEST and high >= _HIGHEST
+        else _more_ports(rank, facts.get("reserved_ports", "")),
         severity=Severity.FAIL if size - facts["taken"] + waiting < ranks * _LEAST else None,
         confidence=Confidence.LIKELY,
     )

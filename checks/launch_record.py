@@ -66,6 +66,10 @@ MISSING_VARIABLE = Kind(
     "init_process_group raises on this rank, and every other rank waits for it.",
     "Start the processes with torchrun, or export RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.",
 )
+NO_LOCAL_RANK = MISSING_VARIABLE.variant(
+    why="LOCAL_RANK chooses the GPU: without it, all these ranks take the first GPU of their host, "
+    "which NCCL refuses.",
+)
 BAD_VALUE = Kind(
     "launch-bad-value",
     Layer.LAUNCH,
@@ -268,7 +272,7 @@ def _without_local_rank(cluster: Cluster) -> Iterator[Finding]:
         ]
         if len(ranks) > 1 and not see_other_gpus(rank.env for rank in ranks):
             yield Finding(
-                MISSING_VARIABLE,
+                NO_LOCAL_RANK,
                 f"LOCAL_RANK is not set, and {len(ranks)} ranks share a host",
                 place_of(ranks),
                 fix="start with torchrun, or export LOCAL_RANK=0, 1, … on each host",

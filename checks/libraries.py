@@ -67,6 +67,7 @@ from nccl_doctor.toolkit.libraries import (
     mapped_libraries,
     own_version,
     shared_files,
+    what_loads,
     wheels,
 )
 from nccl_doctor.toolkit.nccl.library import NCCL_LIBRARIES, mapped_nccl, nccl_version
@@ -80,6 +81,11 @@ COLLIDE = Kind(
     "both.",
     "pip uninstall every wheel that owns the file, then pip install the one for torch's CUDA",
     Severity.WARN,
+)
+OVERWRITTEN = COLLIDE.variant(
+    title="A file of a CUDA wheel is of another version than pip lists",
+    why="Something wrote over it after the wheel was installed: torch loads a library that it was "
+    "not tested with, and other ranks may have another one.",
 )
 REPLACED = Kind(
     "cuda-library-replaced",
@@ -208,7 +214,7 @@ def _overwritten(libraries: Iterable[Library]) -> Iterator[Finding]:
         is_own = library["from"] == "wheel" and wheel.lower().startswith("nvidia")
         if is_own and not _is_nccl(library) and not _same(version, library["version"]):
             yield Finding(
-                COLLIDE,
+                OVERWRITTEN,
                 f"pip lists {library['wheel']}, but {library['path']} is {library['version']}",
                 evidence=dict(library),
                 fix=f"pip install --force-reinstall {wheel}=={version}",
@@ -255,9 +261,11 @@ def _replaced(group: Sequence[_Seen]) -> Iterator[Finding]:
             name, version, by = library["library"], library["version"], library["from"]
             listed = library["wheel"].rpartition(" ")[2]
             fine = _same(listed, version) or release(version) > release(listed)
-            fix = "unset LD_PRELOAD" if by.startswith("LD_PRELOAD=") else ""
+            fix = "unset LD_PRELOAD"
             if by.startswith("LD_LIBRARY_PATH="):
                 fix = f"take {library['path'].rpartition('/')[0]} out of LD_LIBRARY_PATH"
+            elif not by.startswith("LD_PRELOAD="):
+                fix = what_loads(name)
             yield Finding(
                 REPLACED,
                 f"{name} {version or ''} is {library['path']}, by {by}; pip lists "

@@ -129,6 +129,7 @@ _FILES_OF_THE_STORE = 9
 as the smallest limit under which 2, 4 and 8 ranks of gloo form a group."""
 _FILES_OF_A_JOB = 256
 """Data files, logs, DataLoader workers (some 4 each), CUDA devices."""
+_NPROC = "RLIMIT_NPROC"
 _MIB = 1 << 20
 _LOCKED_FAIL = 64 * _MIB
 """Less than NCCL's buffers for a few peers need (4 MiB for each channel): 64 KiB and 8 MiB are the
@@ -284,7 +285,7 @@ def _processes(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterat
     ranks = facts["local_ranks"]
     rooms = []
     if facts["tasks"] is not None and facts["processes"] is not None:
-        rooms.append((facts["processes"], facts["tasks"], "RLIMIT_NPROC"))
+        rooms.append((facts["processes"], facts["tasks"], _NPROC))
     if facts["pids"] is not None:
         rooms.append((facts["pids"]["limit"], facts["pids"]["used"], "pids.max of the cgroup"))
     if not rooms:
@@ -298,6 +299,11 @@ def _processes(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterat
         f"{name} is {limit}, {used} in use: {left} left for {ranks} ranks",
         Where(hosts=(rank.host.label,)),
         {"limit": limit, "used": used},
+        "ulimit -u unlimited; for logins `* - nproc unlimited` in /etc/security/limits.conf; "
+        "systemd: LimitNPROC=infinity"
+        if name == _NPROC
+        else "docker run --pids-limit=-1; systemd: TasksMax=infinity; Kubernetes: podPidsLimit of "
+        "the kubelet",
         severity=Severity.FAIL if left < ranks * _THREADS_LEAST else None,
         confidence=Confidence.LIKELY,
     )

@@ -90,6 +90,7 @@ LINK_LOSSY = Kind(
     delays=True,
 )
 _TALKS = {FIRST: Talk(large=False), AGAIN: Talk(Calm(groups=250, limit_s=1.5), large=False)}
+_ALL_ROADS = "TCP segments are lost on all roads of a host"
 _WAYS = {
     "in": "on all roads into the host",
     "out": "on all roads out of the host",
@@ -192,7 +193,7 @@ def _finding(cluster: Cluster, losses: Losses, cause: Cause[int], level: Severit
     unsure = most or cause.confidence is Confidence.POSSIBLE
     nics = tuple(sorted({nic for end in cause.ends for nic in losses.interfaces.get(end, ())}))
     return Finding(
-        LINK_LOSSY,
+        LINK_LOSSY.variant(title=_ALL_ROADS) if cause.is_host else LINK_LOSSY,
         f"{words} with almost no traffic, in two tries",
         Where(
             hosts=tuple(labels[end] for end in cause.ends) if cause.is_host else (),

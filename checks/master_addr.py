@@ -112,6 +112,7 @@ _FIX_IPV6 = (
     "repair the name server in /etc/resolv.conf, or take it out; or, on every host: export "
     "MASTER_ADDR={address}"
 )
+_FIX_LITERAL = "give this host an IPv6 route, or export MASTER_ADDR=IPV4_ADDRESS on every host"
 _SHOWN = 4
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
@@ -184,7 +185,7 @@ class MasterAddr(Check):
         """
         excuse = excuse_of(cluster)
         for finding in self._found(cluster):
-            yield finding if finding.kind is DNS_SLOW else finding.replaced(excused_by=excuse)
+            yield finding if finding.code == DNS_SLOW.code else finding.replaced(excused_by=excuse)
 
     def _found(self, cluster: Cluster) -> Iterator[Finding]:
         late = {r.seat: f["knock"]["name"] for r, f in cluster.facts("port") if _has_name(f)}
@@ -271,7 +272,7 @@ def _unusable(view: _View, views: Sequence[_View]) -> Iterator[Finding]:
         yield Finding(ADDR_DIGITS_ONLY, text, view.where, shuts_out=view.is_master)
     elif view.came_s is not None:
         yield Finding(
-            ADDR_UNRESOLVABLE,
+            ADDR_UNRESOLVABLE.variant(title="MASTER_ADDR did not resolve at first"),
             f"MASTER_ADDR={name} did not resolve at first ({found.error}); it resolved to "
             f"{view.answers[0]} after {view.came_s:.0f} s",
             view.where,
@@ -310,6 +311,7 @@ def _unusable(view: _View, views: Sequence[_View]) -> Iterator[Finding]:
             ADDR_FAMILY_MIXED,
             f"{view.shown}, but there is no route to {', '.join(useless)}",
             view.where,
+            fix=_FIX_LITERAL if name in useless else "",
             severity=Severity.INFO if works else Severity.FAIL if stuck else None,
         )
 

@@ -64,7 +64,22 @@ MEMORY_LIMIT_LOW = Kind(
     fix="docker run --memory=…, resources.limits.memory, srun --mem=…, or fewer ranks on the host",
     severity=Severity.WARN,
 )
+LACKS = MEMORY_LIMIT_LOW.variant(
+    fix="end other programs on the host (ps aux --sort=-rss | head), or start fewer ranks there",
+)
+SLOWED = MEMORY_LIMIT_LOW.variant(
+    why="Beyond memory.high the kernel slows every process of the group down, and all others wait "
+    "for this host.",
+    fix="srun --mem=…, systemctl set-property --runtime UNIT MemoryHigh=infinity, "
+    "resources.limits.memory; or fewer ranks on the host",
+)
+KILLED = MEMORY_LIMIT_LOW.variant(
+    title="Processes of this container or job were killed for memory before",
+    why="The memory that is free now was not enough for what ran here: the kernel kills the rank "
+    "that exceeds the limit (exit code -9), and all others wait for it.",
+)
 
+_ON_MACHINE = "available on the machine"
 _MIB = 1 << 20
 _LEAST = 160 * _MIB
 """Limit for each rank, below which a rank cannot even start: the private memory of a gloo rank
@@ -113,7 +128,7 @@ class Memory(Check):
             ranks, group, kills = facts["local_ranks"], facts["group"], facts["oom_kills"] or 0
             rooms = []
             if facts["available"] is not None:
-                rooms.append((facts["available"], "available on the machine"))
+                rooms.append((facts["available"], _ON_MACHINE))
             if group is not None:
                 left = max(0, group["limit"] - group["used"])
                 rooms.append((left, f"left of the control group's limit {_mib(group['limit'])}"))
@@ -130,8 +145,13 @@ class Memory(Check):
             if group is not None and group["limit"] < ranks * _LEAST:
                 severity = Severity.FAIL
             killed = f"; {kills} of its processes were killed for memory" if kills else ""
+            kind = KILLED if not low else LACKS if words == _ON_MACHINE else MEMORY_LIMIT_LOW
+            if severity is Severity.FAIL:
+                kind = MEMORY_LIMIT_LOW
+            elif low and slows == (left, words):
+                kind = SLOWED
             yield Finding(
-                MEMORY_LIMIT_LOW,
+                kind,
                 f"{_mib(left)} {words}, for {ranks} ranks{killed}",
                 Where(hosts=(rank.host.label,)),
                 {name: facts[name] for name in ("group", "available", "oom_kills")},

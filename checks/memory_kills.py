@@ -58,6 +58,10 @@ KILLED = Kind(
     "docker run --memory=…, resources.limits.memory, srun --mem=…, or fewer ranks on the host",
 )
 
+_WHOLE_MACHINE = (
+    "dmesg -T | grep -i 'killed process' shows which one and why; end other programs on the host, "
+    "or start fewer ranks there"
+)
 _ROUND = "late"
 _FIRST = "memory"
 
@@ -103,6 +107,7 @@ class MemoryKills(Check):
                     f"{many} {place} {were} killed while this examination ran",
                     Where(hosts=(rank.host.label,)),
                     {"before": {name: early.get(name) for name in late}, "after": dict(late)},
+                    "" if here else _WHOLE_MACHINE,
                     severity=None if here else Severity.WARN,
                     confidence=Confidence.CERTAIN if here else Confidence.POSSIBLE,
                 )

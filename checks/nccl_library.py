@@ -56,7 +56,7 @@ from nccl_doctor.api import (
     odd_ones_out,
 )
 from nccl_doctor.toolkit.gpu.devices import torch_build
-from nccl_doctor.toolkit.libraries import fingerprint, in_front
+from nccl_doctor.toolkit.libraries import fingerprint, in_front, what_loads
 from nccl_doctor.toolkit.nccl.library import mapped_nccl, nccl_version, nccl_wheels
 from nccl_doctor.toolkit.versions import release
 
@@ -200,7 +200,7 @@ def _replaced(
     by = f", by {', '.join(facts['in_front'])}" if facts["in_front"] else ""
     unset = [entry.partition("=")[0] for entry in facts["in_front"]]
     folder = loaded["path"].rpartition("/")[0]
-    fix = "unset LD_PRELOAD" if "LD_PRELOAD" in unset else ""
+    fix = "unset LD_PRELOAD" if "LD_PRELOAD" in unset else what_loads("libnccl")
     if "LD_LIBRARY_PATH" in unset:
         fix = f"take {folder} out of LD_LIBRARY_PATH"
     yield Finding(

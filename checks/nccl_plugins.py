@@ -88,7 +88,7 @@ from nccl_doctor.toolkit.nccl.plugin_versions import (
 MISSING = Kind(
     "nccl-plugin-missing",
     Layer.ENV,
-    "A plug-in of NCCL that is asked for cannot be used",
+    "A plug-in of NCCL cannot be used",
     "NCCL says so at NCCL_DEBUG=INFO only, and goes on without the tuning, the settings or the "
     "profile that it would give.",
     "install the plug-in in the image, and put its folder into LD_LIBRARY_PATH",

@@ -55,6 +55,12 @@ from nccl_doctor.toolkit.net.names import LookUp, look_up
 from nccl_doctor.toolkit.net.routes import source_towards
 from nccl_doctor.toolkit.shared_kinds import ADDR_DIGITS_ONLY, ADDR_LOOPBACK, ADDR_UNRESOLVABLE
 
+NOT_OURS = ADDR_LOOPBACK.variant(
+    title="A host's own name leads to an address that the host does not have",
+    why="gloo cannot bind that address, and publishes 127.0.0.1 in its place: peers that receive "
+    "it connect to themselves.",
+)
+
 LOOK_UP_S = 4.0  # just under the resolver's own first time-out of 5 s
 
 
@@ -107,24 +113,26 @@ def _published(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterat
     published = first_bindable(answers, own_ones | set(rank.host.addresses))
     if rank.env.get("GLOO_SOCKET_IFNAME") or (published and not is_loopback(published)):
         return
+    nic = likely_address(facts["interfaces"], facts.get("source", ""))
+    other_way = f'put "{nic[1]} {name}" into /etc/hosts in place of its line' if nic else ""
     if not answers:
         kind, message = ADDR_UNRESOLVABLE, f"does not resolve: {own.error}"
+        other_way = f'put "{nic[1]} {name}" into /etc/hosts' if nic else ""
     elif name.isdecimal():
         kind, message = ADDR_DIGITS_ONLY, f"is read as the IPv4 address {answers[0]}"
+        other_way = f"give the host a name with a letter: hostnamectl set-hostname n{name}"
     elif published:
         kind, message = ADDR_LOOPBACK, f"resolves to {published}: gloo sends that to its peers"
     else:
-        kind = ADDR_LOOPBACK
+        kind = NOT_OURS
         message = f"resolves to {', '.join(answers)}, not its own address: gloo takes 127.0.0.1"
-    nic = likely_address(facts["interfaces"], facts.get("source", ""))
     # The name did not keep this host out: it would matter only later.
     fails = cluster.backend == "gloo" and rank.host.joined
     yield Finding(
         kind,
         f"own host name {name} {message}",
         Where(hosts=(rank.host.name,) if rank.host.name else ()),
-        fix=f'export GLOO_SOCKET_IFNAME={nic[0]} on this host, or put "{nic[1]} {name}" into '
-        "/etc/hosts in place of its line"
+        fix=f"export GLOO_SOCKET_IFNAME={nic[0]} on this host, or {other_way}"
         if nic
         else "set GLOO_SOCKET_IFNAME to the interface that leads to the other hosts",
         severity=Severity.FAIL if fails else Severity.WARN,

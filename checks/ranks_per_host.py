@@ -52,6 +52,12 @@ NPROC = Kind(
     "Give every host the same --nproc-per-node, unless the difference is intended.",
     Severity.INFO,
 )
+WRONG_SUM = NPROC.variant(
+    title="LOCAL_WORLD_SIZE is not the number of ranks of its host",
+    why="Programs that compute the place of a rank, or the data of a host, from LOCAL_WORLD_SIZE "
+    "take the wrong one, or wait for ranks that do not exist.",
+    fix="set LOCAL_WORLD_SIZE to the number of ranks on the host",
+)
 
 
 class RanksPerHost(Check):
@@ -81,14 +87,14 @@ class RanksPerHost(Check):
         if everybody and total != cluster.world_size:
             blamed = [host for host, ranks in hosts if said[host.id] != len(ranks)]
             text = f"LOCAL_WORLD_SIZE adds up to {total}, WORLD_SIZE is {cluster.world_size}"
-            fix, severity = "set LOCAL_WORLD_SIZE to the number of ranks on the host", Severity.FAIL
+            kind, severity = WRONG_SUM, Severity.FAIL
         elif odd is not None:
             blamed = [host for host, _ in hosts if host.id in odd.places]
             text = f"ranks per host: {number_range([said[host.id] for host in blamed])}"
             text += "" if odd.tie else f", elsewhere {odd.usual}"
-            fix, severity = "", Severity.INFO
+            kind, severity = NPROC, Severity.INFO
         else:
             return
         where = Where(hosts=tuple(sorted({host.label for host in blamed})))
         evidence = {"values": {host.label: said[host.id] for host, _ in hosts}}
-        yield Finding(NPROC, text, where, evidence, fix, severity)
+        yield Finding(kind, text, where, evidence, severity=severity)

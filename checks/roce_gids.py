@@ -94,6 +94,8 @@ MISSING = Kind(
     f"{_SHOW}NCCL_IB_GID_INDEX, or point it at that entry",
     Severity.WARN,
 )
+USUAL = GidKind(2, "IPv4")
+INDICES = "Hosts have the same kind of GID at different indices"
 DIFFERS = Kind(
     "roce-gid-differs",
     Layer.ROUTE,
@@ -240,7 +242,7 @@ def _kinds(
         old = version is not None and release(version) < SEARCHES_SINCE
         mine = {name: picks[host][name] for name in wrong[host]}
         yield Finding(
-            MISSING,
+            _missing(seen[host]),
             f"{_shown(mine, seen[host])}; {_why(seen[host], f'NCCL {version}' if old else '')}",
             Where(hosts=(host,), interfaces=wrong[host]),
             {"ports": seen[host]["ports"]},
@@ -291,6 +293,18 @@ def _apart(
     )
 
 
+def _missing(facts: Mapping[str, Any]) -> Kind:
+    """The kind `MISSING`, in words that fit what the settings make NCCL look for."""
+    wanted = GidKind(*facts["wanted"])
+    if wanted == USUAL:
+        return MISSING
+    return MISSING.variant(
+        title=f"NCCL would not use a {wanted} GID, which its settings ask for",
+        fix="show_gids shows the table; unset NCCL_IB_ADDR_FAMILY and NCCL_IB_ROCE_VERSION_NUM, or "
+        f"point NCCL_IB_GID_INDEX at an entry with {wanted}",
+    )
+
+
 def _fix(facts: Mapping[str, Any], picks: Mapping[str, PickedGid]) -> str:
     """The command for a link-local address that stands before a good one; else empty."""
     ports = {port["name"]: port for port in facts["ports"]}
@@ -320,7 +334,7 @@ def _differs(
     lacks = tuple(each["name"] for each in facts["ports"] if not _good(each, facts))
     missing = bool(lacks) and usual is not None and str(wanted) in usual
     return Finding(
-        MISSING if missing else DIFFERS,
+        _missing(facts) if missing else DIFFERS,
         f"{_shown(picks, facts)}; the other hosts: {others}; {_why(facts, '')}",
         Where(hosts=(host,), interfaces=ports),
         {"ports": facts["ports"]},
@@ -342,7 +356,11 @@ def _indices(
         str(index) for index in sorted({i for mine in indices.values() for i in mine})
     )
     yield Finding(
-        DIFFERS,
+        DIFFERS.variant(
+            title=INDICES,
+            why="Nothing is wrong now. A single NCCL_IB_GID_INDEX for all hosts would point to "
+            "another kind of GID on some of them.",
+        ),
         f"the same kind on every host, but at indices {shown}: one NCCL_IB_GID_INDEX for all hosts "
         "would be wrong on some",
         Where(hosts=tuple(sorted(odd.places))),

@@ -72,6 +72,22 @@ SHM_TOO_SMALL = Kind(
     fix="docker run --shm-size=16g, or --ipc=host; Kubernetes: an emptyDir with medium: Memory on "
     "/dev/shm; else mount -o remount,size=50% /dev/shm",
 )
+NO_SHM = SHM_TOO_SMALL.variant(
+    title="There is no /dev/shm",
+    fix="as root: mount -t tmpfs -o size=50% tmpfs /dev/shm, with the folder made before; Docker "
+    "and Kubernetes mount one if nothing hides /dev",
+)
+NOT_WRITABLE = SHM_TOO_SMALL.variant(
+    title="This process cannot write to /dev/shm",
+    why="NCCL passes data between the ranks of a host through files there, and DataLoader workers "
+    "pass batches: the first one that cannot be made ends the job.",
+)
+NO_MEMORY_LEFT = SHM_TOO_SMALL.variant(
+    title="The memory limit leaves too little for files in /dev/shm",
+    why="What is in /dev/shm counts as memory of the container or job: the kernel kills a process "
+    "that goes over the limit.",
+    fix="docker run --memory=…, resources.limits.memory, srun --mem=…, or fewer ranks on the host",
+)
 SHM_STALE = Kind(
     code="shm-stale",
     layer=Layer.HOST,
@@ -110,6 +126,7 @@ _WORKERS = 16 * _MIB
 """A few batches of DataLoader workers."""
 _OURS = re.compile(r"nccl-|torch_|cuda\.shm|sem\.mp-")
 _NAMED = 5
+_NO_GROUP_MEMORY = "the control group has"
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """Inode of the first PID namespace on every machine (PROC_PID_INIT_INO in the kernel's
 include/linux/proc_ns.h)."""
@@ -179,12 +196,14 @@ class SharedMemory(Check):
             if severity is not None:
                 need = f", {_mib(facts['needed'])} needed" if facts["needed"] else ""
                 said = f" ({facts['error']})" if facts["error"] else ""
+                kind, fix = _told(facts)
                 yield Finding(
-                    SHM_TOO_SMALL,
+                    kind,
                     seen + need + said,
                     where,
                     {"size": size, "free": free, "needed": facts["needed"]},
-                    severity=severity,
+                    fix,
+                    severity,
                     explained_by=SHM_STALE.code if _is_filled(facts) else None,
                     # How much is needed depends on GPUs that are not examined yet.
                     confidence=Confidence.CERTAIN if size is None else Confidence.LIKELY,
@@ -203,6 +222,21 @@ class SharedMemory(Check):
                     severity=severity if _is_filled(facts) else None,
                     confidence=Confidence.POSSIBLE if blind else Confidence.LIKELY,
                 )
+
+
+def _told(facts: Mapping[str, Any]) -> tuple[Kind, str]:
+    """The kind in the words that fit, and a fix if the kind's own does not fit."""
+    error = facts["error"]
+    if facts["size"] is None:
+        return NO_SHM, ""
+    if error.startswith(_NO_GROUP_MEMORY):
+        return NO_MEMORY_LEFT, ""
+    if os.strerror(errno.EROFS) in error:
+        fix = "as root: mount -o remount,rw /dev/shm; in a container, take the read-only mount of "
+        return NOT_WRITABLE, f"{fix}/dev/shm out of its settings"
+    if os.strerror(errno.EACCES) in error or os.strerror(errno.EPERM) in error:
+        return NOT_WRITABLE, "as root: chmod 1777 /dev/shm; then look at SELinux or AppArmor"
+    return SHM_TOO_SMALL, ""
 
 
 def _needed(ctx: Context, dev: Path) -> int:
@@ -266,7 +300,7 @@ def _no_memory(group: Mapping[str, int] | None, needed: int) -> str:
     left = None if group is None else max(0, group["limit"] - group["used"])
     if left is None or left >= needed + _MARGIN or not needed:
         return ""
-    return f"the control group has {_mib(left)} of memory left"
+    return f"{_NO_GROUP_MEMORY} {_mib(left)} of memory left"
 
 
 def _allocate(folder: Path, size: int) -> str:

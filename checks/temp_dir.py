@@ -31,10 +31,11 @@ Python documentation, tempfile.gettempdir; unix(7) (length of sun_path).
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
@@ -58,6 +59,17 @@ TEMP_DIR_UNWRITABLE = Kind(
     title="The folder for temporary files cannot be used",
     why="torchrun, torch.compile, Triton and DataLoader workers keep files and sockets there.",
     fix="export TMPDIR=/tmp, or a folder that exists, is writable for you and has room",
+)
+NO_ROOM = TEMP_DIR_UNWRITABLE.variant(
+    title="The folder for temporary files has almost no room",
+    why="torch.compile, Triton and DataLoader workers keep files there, and end with `No space "
+    "left on device`.",
+    fix="du -xsh /tmp/* | sort -h | tail; or export TMPDIR to a folder with room",
+)
+NO_SOCKET = TEMP_DIR_UNWRITABLE.variant(
+    title="No socket can be made in the folder for temporary files",
+    why="DataLoader workers and torch's shared tensors meet at a socket there.",
+    fix="export TMPDIR=/tmp, or a short path (a socket's may have 107 bytes) on a local disk",
 )
 
 _VARIABLES = ("TMPDIR", "TEMP", "TMP")
@@ -123,24 +135,36 @@ class TempDir(Check):
             named = [entry for entry in facts["tried"] if entry[0] and entry[2]]
             # A job on CPUs is often a test that compiles nothing and has no workers.
             severity = Severity.WARN if cluster.backend == "nccl" or named else Severity.INFO
-            said = ""
+            kind, said = TEMP_DIR_UNWRITABLE, ""
             if facts["free"] is None:
                 severity, said = Severity.FAIL, "; ".join(bad)
             elif named:
                 said = f"{'; '.join(bad[: len(named)])} (Python uses {used} instead)"
             elif facts["free"] < _ROOM:
-                said = f"{facts['free'] / _MIB:.0f} MiB free in {used}"
+                kind, said = NO_ROOM, f"{facts['free'] / _MIB:.0f} MiB free in {used}"
             elif facts["socket"]:
-                said = f"no socket can be created in {used}: {facts['socket']}"
+                kind, said = NO_SOCKET, f"no socket can be created in {used}: {facts['socket']}"
             if said:
                 yield Finding(
-                    TEMP_DIR_UNWRITABLE,
+                    kind,
                     said,
                     Where(hosts=(rank.host.label,)),
                     {"tried": facts["tried"], "free": facts["free"]},
-                    fix=f"mkdir -p {named[0][1]}, or export {named[0][0]}=/tmp" if named else "",
+                    fix=_fix(named[0]) if named else "",
                     severity=severity,
                 )
+
+
+def _fix(tried: Sequence[str]) -> str:
+    """The command for a folder that a variable names: [variable, folder, error]."""
+    name, folder, error = tried
+    commands = {
+        errno.ENOENT: "mkdir -p",
+        errno.ENOSPC: "df -h",
+        errno.EROFS: "findmnt -T",
+    }
+    found = (said for number, said in commands.items() if os.strerror(number) in error)
+    return f"{next(found, 'ls -ld')} {folder}, or export {name}=/tmp"
 
 
 def _named(variable: str) -> str:

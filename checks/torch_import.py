@@ -72,9 +72,12 @@ class TorchImport(Check):
         """One finding for each rank whose torch cannot be imported."""
         for rank, facts in cluster.facts(self.name):
             if facts["error"]:
+                # Installed, but broken: another environment would not be the first thing to try.
+                broken = "No module named 'torch'" not in facts["error"]
                 yield Finding(
                     MISSING,
                     f"{facts['error']} ({facts['python']})",
                     Evidence.rank_place(rank),
                     dict(facts),
+                    fix="pip install --force-reinstall torch in that environment" if broken else "",
                 )

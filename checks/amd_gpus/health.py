@@ -15,7 +15,12 @@ from nccl_doctor.toolkit.gpu.kinds import (
     GPU_THROTTLED,
     PCIE_DEGRADED,
 )
-from nccl_doctor.toolkit.shared_kinds import GPU_UNHEALTHY
+from nccl_doctor.toolkit.shared_kinds import (
+    GPU_UNHEALTHY,
+    HAD_ERRORS,
+    LITTLE_SPARE,
+    STATE_UNKNOWN,
+)
 
 from .kinds import XGMI_DOWN, XGMI_ERRORS
 
@@ -82,7 +87,7 @@ def troubles_of(gpu: Gpu, others: Sequence[Gpu], own: Collection[int]) -> Iterat
         return
     if gpu.get("raised"):
         yield Trouble(
-            GPU_UNHEALTHY,
+            STATE_UNKNOWN,
             f"its state is not known: reading the answer to {gpu['raised']['call']} ended with "
             f"{gpu['raised']['how']}",
             "amd-smi static -g BUS_ID and amd-smi metric -g BUS_ID show it; `nccl-doctor report "
@@ -133,7 +138,7 @@ def _memory_errors(gpu: Gpu) -> Iterator[Trouble]:
     bad = sum(pages.values())
     if most and bad >= most:
         yield Trouble(
-            GPU_UNHEALTHY,
+            LITTLE_SPARE,
             f"{bad} bad pages of memory, and from {most} on the driver does not start the GPU "
             "again",
             "drain the host and have the GPU replaced before it is rebooted",
@@ -141,7 +146,7 @@ def _memory_errors(gpu: Gpu) -> Iterator[Trouble]:
         )
     elif left_in:
         yield Trouble(
-            GPU_UNHEALTHY,
+            HAD_ERRORS,
             f"{left_in} bad {'page' if left_in == 1 else 'pages'} of memory could not be taken "
             "out of use",
             f"{_RESET}; if it comes back, replace it",
@@ -149,7 +154,7 @@ def _memory_errors(gpu: Gpu) -> Iterator[Trouble]:
         )
     if count:
         yield Trouble(
-            GPU_UNHEALTHY,
+            HAD_ERRORS,
             f"{count} uncorrected ECC {'error' if count == 1 else 'errors'} since the driver was "
             "loaded",
             f"amd-smi metric -g BUS_ID --ecc-blocks; {_RESET}; if it comes back, replace it",
@@ -158,7 +163,7 @@ def _memory_errors(gpu: Gpu) -> Iterator[Trouble]:
     elif errors.get("deferred"):
         # Bad data that nobody has used yet; the driver takes its page out of use.
         yield Trouble(
-            GPU_UNHEALTHY,
+            HAD_ERRORS,
             f"{errors['deferred']} deferred ECC errors since the driver was loaded",
             "watch it: amd-smi metric -g BUS_ID --ecc; amd-smi bad-pages -g BUS_ID",
             Severity.INFO,

@@ -299,7 +299,8 @@ def _backend(cluster: Cluster, one: SeenByRank) -> Finding | None:
         return _driver(cluster, one)
     if cluster.backend == "gloo":
         if not facts["gloo_built"]:
-            return Finding(MISMATCH, f"the backend is gloo, but {build} is built without gloo")
+            fix = "install an official torch build: all of them have gloo"
+            return Finding(MISMATCH, f"the backend is gloo, but {build} lacks it", fix=fix)
         usable = len(facts["devices"]) or (0 if accelerated else gpus)
         text = f"the backend is gloo, but the host has {usable} {'GPU' if usable == 1 else 'GPUs'}"
         text += "" if accelerated else f" and {build} is built without CUDA"

@@ -30,6 +30,16 @@ GPU_HIDDEN = Kind(
     "Set the same CUDA_VISIBLE_DEVICES, with a GPU for each rank, for all ranks of a host; or "
     "unset it.",
 )
+ORDERS_DIFFER = GPU_HIDDEN.variant(
+    title="Ranks of one host see the same GPUs in different orders",
+    why="GPU 0 of one rank is another GPU than GPU 0 of the next: with LOCAL_RANK as the number, "
+    "two ranks may take one GPU, and none takes another.",
+)
+HIDDEN_BY_GROUP = GPU_HIDDEN.variant(
+    title="A control group hides GPUs from ranks",
+    why="A process may open only the GPUs that its control group allows, whatever its variables "
+    "say; what it cannot open, NCCL cannot reach.",
+)
 GPU_SHARED = Kind(
     "gpu-shared-by-ranks",
     Layer.DEVICE,
@@ -137,14 +147,14 @@ def _visible_differs(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
             sides = [f"{said[one.rank.seat]} (local rank {one.rank.local_rank})" for one in mine]
             text = f"the variable differs between ranks of one host: {', '.join(sides)}"
             if len({one.sees for one in mine}) == 1:  # the same GPUs, in other orders
-                yield Finding(GPU_HIDDEN, text, where, severity=Severity.WARN)
+                yield Finding(ORDERS_DIFFER, text, where, severity=Severity.WARN)
                 return
             # NCCL copies between GPUs all the same: CUDA needs none of them to be visible for that.
             yield Finding(GPU_HIDDEN, text, where, fix=_VISIBLE_FIX, severity=Severity.INFO)
             return
         sides = [f"{', '.join(one.sees)} (local rank {one.rank.local_rank})" for one in mine]
         yield Finding(
-            GPU_HIDDEN,
+            HIDDEN_BY_GROUP,
             f"ranks of one host see different GPUs, though their variables are the same "
             f"({next(iter(said.values()))}): a control group hides the other GPUs, and so NCCL "
             "cannot reach the memory of the other ranks' GPUs",
@@ -259,7 +269,12 @@ def _shared(mps: Mapping[int, bool], seen: Iterable[SeenByRank]) -> Iterator[Fin
         if alone:
             text += "; its compute mode is Exclusive Process, and there is no MPS here"
             fix = f"{GPU_SHARED.fix} If it is meant: start MPS, or nvidia-smi -c DEFAULT."
-        elif served and not sharing_is_meant(ranks):
+        elif sharing_is_meant(ranks):
+            fix = "nothing, if it is meant, as NCCL_MULTI_RANK_GPU_ENABLE or NCCL_HOSTID says"
+        elif len({rank.host.id for rank in ranks}) > 1:
+            fix = "give each container GPUs of its own: docker run --gpus '\"device=N\"', or a pod "
+            fix += "limit nvidia.com/gpu"
+        elif served:
             text += "; that MPS is here changes nothing for NCCL"
             fix = "export NCCL_MULTI_RANK_GPU_ENABLE=1 on every rank (NCCL 2.30.3 or newer), or "
             fix += "give each rank a GPU of its own"

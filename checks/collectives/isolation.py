@@ -29,7 +29,7 @@ from nccl_doctor.toolkit.groups.attempts import (
 )
 from nccl_doctor.toolkit.groups.culprits import AGAIN, place_of_all
 from nccl_doctor.toolkit.groups.doing import error_of, step_of, what_they_did
-from nccl_doctor.toolkit.groups.kinds import FAILED, HANG, INIT_FAILED, INIT_HANG
+from nccl_doctor.toolkit.groups.kinds import FAILED, HANG, INIT_FAILED, INIT_HANG, ONCE
 
 from .bisection import Result, Units
 from .planner import Culprit, Held, Plan, Seen, Verdict, next_round, verdict_so_far
@@ -197,7 +197,7 @@ def _findings(cluster: Cluster, attempts: Attempts, verdict: Verdict) -> Iterato
         held["not_told"] = _rank_range(ranks, verdict.untold)
     if verdict.flaky:
         yield Finding(
-            _kind(world),
+            _kind(world).variant(**ONCE),
             f"{_what(world)}; it finished when tried again, and so did every smaller group",
             place_of_all(world.members),
             {**what_they_did(world), "isolation": held},

@@ -88,6 +88,11 @@ CPU_LIMIT_LOW = Kind(
 )
 
 
+ONE_CPU = CPU_LIMIT_LOW.variant(
+    title="A rank may use only one CPU",
+    why="The threads that move NCCL's data share it with the rank itself: both wait for each other "
+    "at every step.",
+)
 CPU_DIFFERS = Kind(
     code="cpu-differs",
     layer=Layer.HOST,
@@ -100,6 +105,11 @@ CPU_DIFFERS = Kind(
     between=True,
 )
 
+ALL_AGREE = CPU_DIFFERS.variant(
+    why="This release of NCCL makes the same choice on all ranks, so nothing hangs; hosts with the "
+    "slower CPUs may be slower.",
+    fix="nothing for NCCL; check group_speed shows whether a host is slower",
+)
 CPU_HELD_LOW = Kind(
     code="cpu-clock-held-low",
     layer=Layer.HOST,
@@ -189,6 +199,7 @@ class Cpus(Check):
             ]
             hangs = any(_BY_VENDOR <= version < _AGREES for version in versions)
             yield story.finding.replaced(
+                kind=ALL_AGREE if versions and not hangs else CPU_DIFFERS,
                 fix="",
                 severity=Severity.WARN if hangs else Severity.INFO,
                 confidence=Confidence.LIKELY if hangs else Confidence.CERTAIN,
@@ -222,7 +233,8 @@ class Cpus(Check):
             quotas = [facts["quota"] for _, facts in seen if facts["quota"] is not None]
             nccl = cluster.backend == "nccl"
             held = bound < min(allowed, len(seen))  # a binding, not a lack of CPUs
-            if min(bound, *quotas, len(seen)) == len(seen):
+            enough = min(bound, *quotas, len(seen)) == len(seen)
+            if enough:
                 # Enough for all, but NCCL's threads share the core of a rank that has only one.
                 seen = [(r, f) for r, f in seen if nccl and f["count"] == 1 < allowed]
             if not seen:
@@ -231,7 +243,7 @@ class Cpus(Check):
             many = f"{len(seen)} ranks" if len(seen) > 1 else "1 rank"
             limit = f", CPU time of {min(quotas):g} CPUs" if quotas else ""
             yield Finding(
-                CPU_LIMIT_LOW,
+                ONE_CPU if enough else CPU_LIMIT_LOW,
                 f"{many} on CPU {' and '.join(bindings[:4])} of {allowed}{limit}",
                 place_of(rank for rank, _ in seen),
                 {"affinity": bindings[:16], "allowed": allowed, "quota": min(quotas, default=None)},

@@ -104,7 +104,7 @@ CONFLICT = Kind(
 PATH = Kind(
     "offload-path-unusable",
     Layer.HOST,
-    "DeepSpeed cannot swap to its nvme_path",
+    "DeepSpeed's nvme_path is not fit to swap to",
     "Every rank writes its files there: one host where it cannot stops the job.",
     "give nvme_path a folder on a local NVMe disk of every host",
     later=True,
@@ -112,7 +112,7 @@ PATH = Kind(
 MEMORY = Kind(
     "offload-memory-low",
     Layer.HOST,
-    "Too little memory for what DeepSpeed offloads to this host",
+    "Too little memory, or too low a limit, for what DeepSpeed offloads to this host",
     "Buffers for swapping are locked in memory, and optimizer states take 16 bytes for each "
     "parameter: the kernel kills the rank that goes over the limit.",
     "raise the limit of the container or of the Slurm job, or use smaller buffers",

@@ -73,7 +73,7 @@ def blame_binding(
         default: name of the default group in breadcrumbs.
     """
     hung = [attempt for attempt in own if attempt.is_unexplained]
-    if finding.kind not in (HANG, INIT_HANG) or not hung:
+    if finding.code not in (HANG.code, INIT_HANG.code) or not hung:
         return finding
     stuck = [member.outcome for attempt in hung for member in attempt.stuck]
     # Stuck in a further group, and all of them had found their default group bound.
@@ -113,6 +113,11 @@ def _kept(wrapped: Sequence[Attempt]) -> bool | None:
     return all(seen) if seen else None
 
 
+_DEPENDS = DEVICE_ID_HANG.variant(
+    title="Whether a further group hangs depends on how DeepSpeed forms the default group"
+)
+
+
 def _finding(
     cluster: Cluster,
     ranks: Sequence[Rank],
@@ -141,7 +146,7 @@ def _finding(
     elif seen.binds:
         words += "; a further group is a split of it and hangs unless every rank calls new_group"
     return Finding(
-        DEVICE_ID_HANG,
+        DEVICE_ID_HANG if seen.binds else _DEPENDS,
         words,
         place_of(ranks),
         {

@@ -101,15 +101,15 @@ BAD_VALUE = Kind(
 DEPRECATED = Kind(
     "env-deprecated",
     Layer.ENV,
-    "A variable has an old name",
-    "If the new name is also set, it wins; in a future version the old name does nothing.",
-    "Use the new name.",
+    "A variable has an old name, or is no longer read",
+    "If the new name is also set, it wins; a version that does not know the old name ignores it.",
+    "Use the new name, or unset it.",
     Severity.INFO,
 )
 CONFLICT = Kind(
     "env-conflict",
     Layer.ENV,
-    "Variables contradict each other",
+    "Variables do not fit together",
     "One of them has no effect, and often not the one that you expect.",
     "Keep one of them.",
     Severity.WARN,

@@ -109,8 +109,9 @@ INTERFACE_UNROUTABLE = Kind(
 PEER_NO_ROUTE = Kind(
     code="peer-no-route",
     layer=Layer.ROUTE,
-    title="A host has no route to the address that another host chose",
-    why="The connection fails at once (Network is unreachable); NCCL does not try again.",
+    title="There is no route to the address that another host chose",
+    why="The connection fails at once (Network is unreachable, No route to host); NCCL does not "
+    "try again.",
     fix="ip route get <address>; add the route or choose an interface in a common network: "
     + _EXACT,
 )
@@ -147,6 +148,11 @@ PEER_INTERCEPTED = Kind(
     '"false"), and look for redirect rules and duplicate addresses',
 )
 
+_NO_NEIGHBOUR = {
+    "title": "No host on the local network answers for the address of another host",
+    "why": "The address is in a network that both hosts are said to be in, and packets for it stay "
+    "on the host that sends them: another VLAN, a wrong subnet mask, or an address that is gone.",
+}
 _RULES_S = 25.0
 _LEAST_AT_ONCE, _MOST_AT_ONCE = 8, 64
 """Connections that are made to each host at once, in addition to one that is tried in full."""
@@ -318,7 +324,7 @@ def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
         if large and any(call.moved for call in calls):
             confidence = Confidence.POSSIBLE
     return Finding(
-        kind,
+        kind.variant(**_NO_NEIGHBOUR) if _has_no_neighbour(calls) else kind,
         message,
         Where(hosts=matrix.names(found.seats), links=link_names(labels, pairs)),
         evidence,
@@ -327,11 +333,15 @@ def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
     )
 
 
+def _has_no_neighbour(calls: Iterable[PeerCall]) -> bool:
+    return all(call.outcome == "no-neighbour" for call in calls)
+
+
 def _fix(matrix: _Matrix, kind: Kind, found: Suspects) -> str:
     call = found.calls[0]
     if kind is PEER_NO_ROUTE:
         return f"on {matrix.labels[call.caller]}: " + kind.fix.replace("<address>", call.address)
-    if all(each.outcome == "no-neighbour" for each in found.calls):
+    if _has_no_neighbour(found.calls):
         return f"on {matrix.labels[call.caller]}: ip neigh show {call.address}; compare VLAN, " + (
             f"cable and subnet mask of both ends, or choose another interface: {_EXACT}"
         )

@@ -29,11 +29,16 @@ def few_at_once(
     """
     made = {call.pair: call for call in calls if call.job and call.outcome == "ok"}
     short = {pair: call for pair, call in made.items() if call.shortfall}
+    limited = kind.variant(
+        title="Only some of several connections between hosts are accepted",
+        why="One connection is accepted, and of many that begin at once some get no answer: each "
+        "rank opens several to each other rank, and the job waits for the rest until a time-out.",
+    )
     for cause in blame_links(made.keys() - short.keys(), short).causes:
         found = [short[pair] for pair in sorted(cause.pairs)]
         stood, wanted = min(call.shortfall or (0, 0) for call in found)
         yield Finding(
-            kind,
+            limited,
             f"{stood} of {wanted} connections in {LIMIT_S:g} s, begun at once, twice; one alone is "
             f"accepted ({len(found)} of {len(made)} ordered pairs)",
             Where(

@@ -30,6 +30,11 @@ NIC_FAR = Kind(
     "nvidia-smi topo -m shows which NIC is near which GPU.",
     Severity.WARN,
 )
+NO_NEAR_NIC = NIC_FAR.variant(
+    title="A rank's GPU is farther from a NIC than the other GPUs of its host",
+    fix="nvidia-smi topo -m shows which NIC is near which GPU; one that is missing there may have "
+    "fallen off the bus (lspci), or was not given to the container",
+)
 NIC_PAIRS = Kind(
     "gpu-nic-pairs-differ",
     Layer.DEVICE,
@@ -131,7 +136,7 @@ def _far(mine: Sequence[tuple[Rank, Mapping[str, Any]]]) -> Iterator[Finding]:
             yield Finding(NIC_FAR, text, where, dict(rdma), confidence=sure)
         elif most and rdma["near"] > usual:
             text = f"{now}; for {most} other ranks of the host: {HOW_NEAR[usual]}"
-            yield Finding(NIC_FAR, text, where, dict(rdma), confidence=Confidence.LIKELY)
+            yield Finding(NO_NEAR_NIC, text, where, dict(rdma), confidence=Confidence.LIKELY)
 
 
 def _pairs(hosts: Sequence[Sequence[tuple[Rank, Mapping[str, Any]]]]) -> Iterator[Finding]:

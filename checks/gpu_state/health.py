@@ -9,7 +9,13 @@ from nccl_doctor.api import Confidence, Severity
 from nccl_doctor.toolkit.gpu.ends import certainty_of_reader
 from nccl_doctor.toolkit.gpu.kinds import CLOCKS_LIMITED, GPU_LOST, GPU_THROTTLED, PCIE_DEGRADED
 from nccl_doctor.toolkit.gpu.nvml import LOST
-from nccl_doctor.toolkit.shared_kinds import GPU_UNHEALTHY
+from nccl_doctor.toolkit.shared_kinds import (
+    GPU_FORBIDDEN,
+    GPU_UNHEALTHY,
+    HAD_ERRORS,
+    LITTLE_SPARE,
+    STATE_UNKNOWN,
+)
 
 from .gpu_kinds import GPU_VIRTUAL
 from .nvlinks import c2c_troubles, fabric_troubles, link_troubles
@@ -78,7 +84,7 @@ def troubles_of(
         return
     if gpu.get("raised"):
         yield Trouble(
-            GPU_UNHEALTHY,
+            STATE_UNKNOWN,
             f"its state is not known: reading the answer to {gpu['raised']['call']} ended with "
             f"{gpu['raised']['how']}",
             f"nvidia-smi -q -i {gpu['index']} shows it; `nccl-doctor report bundle` collects what "
@@ -163,7 +169,7 @@ def _recovery(gpu: Gpu) -> Iterator[Trouble]:
         yield Trouble(GPU_UNHEALTHY, text, fix, severity, sure)
     if gpu["compute_mode"] == _PROHIBITED:
         yield Trouble(
-            GPU_UNHEALTHY,
+            GPU_FORBIDDEN,
             "its compute mode is Prohibited: no process may use it",
             "nvidia-smi -c DEFAULT",
             drains=False,  # somebody has set it: the GPU works
@@ -189,14 +195,14 @@ def _memory_errors(gpu: Gpu) -> Iterator[Trouble]:
         yield Trouble(GPU_UNHEALTHY, text, fix, Severity.FAIL)
     elif count:
         text = f"{count} uncorrected ECC errors since the driver was loaded"
-        yield Trouble(GPU_UNHEALTHY, text, f"{fix}; if it comes back, replace it", Severity.WARN)
+        yield Trouble(HAD_ERRORS, text, f"{fix}; if it comes back, replace it", Severity.WARN)
     elif pending:
         yield Trouble(
-            GPU_UNHEALTHY, "bad memory will be remapped at the next reset", fix, Severity.WARN
+            HAD_ERRORS, "bad memory will be remapped at the next reset", fix, Severity.WARN
         )
     elif gpu.get("banks_without_spare"):
         yield Trouble(
-            GPU_UNHEALTHY,
+            LITTLE_SPARE,
             f"{gpu['banks_without_spare']} memory banks have no spare row left: the next bad row "
             "there cannot be remapped",
             "watch it: nvidia-smi -q -d ROW_REMAPPER",
@@ -204,14 +210,14 @@ def _memory_errors(gpu: Gpu) -> Iterator[Trouble]:
         )
     if gpu.get("sram_threshold_exceeded"):
         yield Trouble(
-            GPU_UNHEALTHY,
+            HAD_ERRORS,
             "the driver reports more uncorrectable SRAM errors than allowed",
             "drain the host, run NVIDIA's field diagnostic, and have the GPU replaced if it fails",
             Severity.WARN,
         )
     if (gpu["retired_pages"] or 0) >= _MOST_RETIRED:
         yield Trouble(
-            GPU_UNHEALTHY,
+            LITTLE_SPARE,
             f"{gpu['retired_pages']} memory pages are retired",
             "have the GPU replaced",
             Severity.WARN,
@@ -225,7 +231,7 @@ def _xids(xids: Sequence[Mapping[str, Any]]) -> Iterator[Trouble]:
         if row is None or row.severity is Severity.INFO or asks_for_nothing(seen):
             continue
         yield Trouble(
-            GPU_UNHEALTHY,
+            HAD_ERRORS,
             f"kernel log: {_in_words(seen)}",
             row.fix,
             Severity.WARN,

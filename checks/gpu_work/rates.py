@@ -25,6 +25,10 @@ _LEAST_OF_LINK = 0.3
 GPUs of a host copy at once, and may share one link to it: each has its share of that.
 """
 _PCIE = ("to_device", "to_host")
+_COPIES_FIX = (
+    "numactl --hardware and nvidia-smi topo -m: are the rank's CPUs beside its GPU? Look for other "
+    "copies on the same PCIe switch, and for IOMMU and ACS (check gpu_direct)"
+)
 _LOADS = (
     ("sm_clock_mhz", 1, "SM clock under load", "MHz", "max_sm_clock_mhz"),
     ("power_mw", 1000, "power under load", "W", "power_limit_mw"),
@@ -232,6 +236,7 @@ def _below_link(gpus: Iterable[_Gpu], sharing: Mapping[int, int]) -> Iterator[Fi
                 gpu.where,
                 {"model": gpu.model, "gpus_of_the_host": sharing[gpu.rank.host.id]}
                 | _load_of([gpu]),
+                fix=_COPIES_FIX,
                 confidence=Confidence.LIKELY,
             )
 

@@ -232,7 +232,9 @@ def _slow_ranks(seen: Measured) -> Iterator[Finding]:
         words = f"{again[seat] * 1e3:.3g} ms to compute what takes the others {usual * 1e3:.3g} ms"
         evidence = {"seconds": {"here": [first[seat], again[seat]], "median": usual}}
         where = Evidence.rank_place(seen.ranks[seat])
-        found = Finding(RANK_SLOW, words, where, evidence)
+        on_gpus = seen.cluster.backend == "nccl"
+        fix = "" if on_gpus else "look at other work on its cores: top, and limits of CPU time"
+        found = Finding(RANK_SLOW, words, where, evidence, fix)
         yield _weighed(seen, found, [seat], again[seat] / usual)
 
 

@@ -35,6 +35,10 @@ NVLS_FIX = (
     "was restarted while GPUs were in use, reset the GPUs or reboot the host; until then "
     "NCCL_NVLS_ENABLE=0 on all ranks makes the hosts equal"
 )
+NVLS_FAILS = BANDWIDTH_LOW.variant(
+    title="NVLink SHARP fails inside a host, and works inside others",
+    why="NCCL chooses it by itself for many sizes: collectives of the job may fail on this host.",
+)
 _SINCE = (2, 24)
 _LEAST_RANKS = 3
 _HOPPER = 9
@@ -89,7 +93,7 @@ def judge_failures(seen: Measured) -> Iterator[Finding]:
             attempt, how = again[host]
             rate = rate_text(bus_bandwidth(size, min(good), len(attempt.members)))
             yield Finding(
-                BANDWIDTH_LOW,
+                NVLS_FAILS,
                 f"{BY_NVLS}all-reduces inside the host fail, twice: {how}; inside others they give "
                 f"{rate} bus bandwidth",
                 Where(hosts=(seen.labels[host],)),

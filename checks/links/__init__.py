@@ -133,6 +133,12 @@ LATENCY_HIGH = Kind(
 _FIRST, _AGAIN = "exchange", "confirm"
 _PACES = {_FIRST: Pace(), _AGAIN: Pace(burst_s=0.2, limit_s=7.0)}
 _LISTEN_S = 10.0
+_WHILE_BUSY = "A link seemed slow while the CPU of one end was busy"
+_HOST_LATE = (
+    "on the host: ethtool -c <nic> (interrupt coalescing), cpupower idle-info, top; ping another "
+    "host from it"
+)
+_NOT_KNOWN = "What the link itself can do is not known; a job that shares the CPU would be as slow."
 _ALL_PAIRS = 16
 _PARTNERS = 8
 """Of each host, where there are more than `_ALL_PAIRS` hosts and the level is not full."""
@@ -321,7 +327,7 @@ class _Judge:
         for kind, pairs in ((LINK_SLOW, found.starved.slow), (LATENCY_HIGH, found.starved.late)):
             if pairs:
                 yield Finding(
-                    kind,
+                    kind.variant(title=_WHILE_BUSY, why=_NOT_KNOWN),
                     "measured while the CPU of one end was busy with other work: the cause may be "
                     "the CPU, not the link",
                     Where(links=link_names(self.labels, pairs)),
@@ -335,7 +341,8 @@ class _Judge:
         """The finding for one cause; a comparison alone is never certain."""
         seats = cause.ends if cause.is_host else ()
         nics = sorted({self.facts[seat]["interface"] for seat in cause.ends})
-        fix = kind.fix.replace("<nic>", "/".join(nics))
+        fix = _HOST_LATE if kind is LATENCY_HIGH and cause.is_host else kind.fix
+        fix = fix.replace("<nic>", "/".join(nics))
         target = self.facts[cause.ends[-1]]["address"]
         most = 2 * len(cause.pairs) > len(self.first)
         unsure = most or cause.confidence is Confidence.POSSIBLE

@@ -79,7 +79,7 @@ EFA = ("FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "FI_EFA_FORK_SAFE", "FI_EFA_SET_
 MISSING = Kind(
     "net-plugin-missing",
     Layer.ENV,
-    "The network plug-in of NCCL cannot be loaded",
+    "The network plug-in of NCCL cannot be used",
     "NCCL then silently uses sockets, or fails if NCCL_NET names the network.",
     "install the plug-in in the image, and put its folder into LD_LIBRARY_PATH",
     Severity.WARN,

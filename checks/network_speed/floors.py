@@ -37,6 +37,9 @@ _FIX_WRITES = (
     "no GPU and no NCCL took part: PCIe slot of the NIC (lspci -vv: LnkSta), its cable, switch "
     "ports, and for RoCE priority flow control"
 )
+WRITES_SLOW = BELOW_FLOOR.variant(
+    title="RDMA writes are slower than this hardware gives at the least",
+)
 _GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5}
 """Speed of a PCIe link in GT/s → generation."""
 _TOYS = "GeForce"
@@ -114,7 +117,7 @@ def _finding(
     if slowing:
         said += f"; {' '.join(f'{name}={value}' for name, value in slowing.items())} is set"
     return Finding(
-        BELOW_FLOOR,
+        WRITES_SLOW if by else BELOW_FLOOR,
         said,
         Where(
             hosts=tuple(dict.fromkeys(host for host, _ in rates)),

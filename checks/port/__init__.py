@@ -97,6 +97,13 @@ PORT_PRIVILEGED = Kind(
     why="Ports below ip_unprivileged_port_start (1024) are for root; rank 0 cannot serve there.",
     fix="choose a MASTER_PORT from 1024 to 32767 on every host: export MASTER_PORT=29500",
 )
+PORT_FORBIDDEN = PORT_PRIVILEGED.variant(
+    title="A security rule forbids this process to bind MASTER_PORT",
+    why="The port is not one of those for root: SELinux, AppArmor or a seccomp profile refuses it, "
+    "and rank 0 cannot serve there.",
+    fix="ausearch -m avc -ts recent, or dmesg | grep -i -e apparmor -e audit, shows the rule: "
+    "allow it there, or start the container with another profile",
+)
 PORT_EPHEMERAL = Kind(
     code="port-ephemeral",
     layer=Layer.PORT,
@@ -284,7 +291,8 @@ def _own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
     elif facts["bind_errno"] in (errno.EACCES, errno.EPERM):
         reason = "" if facts["may_bind"] else "; this user may not bind such a low port"
         text = f"MASTER_PORT={port}: {facts['bind_error']}{reason}"
-        yield Finding(PORT_PRIVILEGED, text, where, shuts_out=True)
+        kind = PORT_FORBIDDEN if facts["may_bind"] else PORT_PRIVILEGED
+        yield Finding(kind, text, where, shuts_out=True)
     elif facts["ephemeral"]:
         low, high = facts["ephemeral"]
         yield Finding(

@@ -60,7 +60,10 @@ def kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
     for host in (host for host in others if not host.joined):
         ranks = [rank for rank in cluster.ranks if rank.host.id == host.id]
         where = place_of(ranks) | Where(hosts=(host.label,))
+        fix = f"start it within {cluster.join_timeout_s:g} s of the others (--join-timeout), and "
+        fix += "read its own report"
         if host.id in found & lost_it:
+            fix = "look at what is between the hosts, and at the load of rank 0's host at that time"
             seen = "reached the store, then lost the connection before it was signed in"
             where = road_to_master(cluster, host)
         elif host.id in found:
@@ -68,8 +71,10 @@ def kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
             where = road_to_master(cluster, host) if alone else where
         elif host.id not in examined:
             seen = "began, and ended or hung before it tried to sign in"
+            fix = "read its own report and its log: what it did last is there"
         else:
             seen, where = "could not reach rank 0", road_to_master(cluster, host)
+            fix = "read its own report: the findings about MASTER_ADDR and MASTER_PORT there"
         stopped = any(door.came_later or host.id not in found for door in closed)
         shut_out = PORT_BLOCKED.code if stopped else None
         numbers = [rank.rank for rank in ranks if rank.rank is not None]
@@ -78,8 +83,7 @@ def kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
             HOST_ABSENT,
             f"{lacks if numbers else 'unknown ranks'}: the host {seen}",
             where,
-            fix=f"start it within {cluster.join_timeout_s:g} s of the others (--join-timeout), and "
-            "read its own report",
+            fix=fix,
             confidence=Confidence.LIKELY,
             explained_by=next((spare[rank.seat] for rank in ranks if rank.seat in spare), shut_out),
         )

@@ -128,6 +128,7 @@ RDMA_UNUSABLE = Kind(
 )
 _VARIABLES = ("NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET", "NCCL_NET_PLUGIN")
 _LIBRARY_FIX = "install libibverbs1 (rdma-core) in the image of every host"
+_NONE_LEFT = "bring an RDMA port of the host up (ibstat), or unset NCCL_NET on every host"
 _SHOWN = 4
 
 
@@ -294,7 +295,7 @@ def _unusable(seen: Mapping[str, Mapping[str, Any]], waiting: Collection[str]) -
             f"{said}; {then}",
             Where(hosts=(host,), interfaces=tuple(map(port_name, [*verbs, *efa]))),
             {"barred": barred, "library": library},
-            fix=_LIBRARY_FIX if library else EFA_FIX if efa else "",
+            fix=_LIBRARY_FIX if library else EFA_FIX if efa else "" if barred else _NONE_LEFT,
             severity=severity,
         )
 
@@ -323,10 +324,30 @@ def _mixed(
         f"NCCL would use {shown}: {next(iter(reasons.values()))}",
         Where(hosts=tuple(sorted(places))),
         {"reasons": reasons, "roads": roads},
+        _fix_of_mixed(seen, places),
         confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,
         # Without the hosts that cannot use their ports, all would use the same network.
         explained_by=next(iter(shut.values())) if shut and len(others) == 1 else None,
     )
+
+
+def _fix_of_mixed(seen: Mapping[str, Mapping[str, Any]], places: Iterable[str]) -> str:
+    """The fix for hosts whose settings, or want of a device, decide; else empty."""
+    odd = [seen[host] for host in places]
+    names = {
+        name
+        for facts in odd
+        for name, value in facts["settings"].items()
+        if any(other["settings"].get(name) != value for other in seen.values())
+    }
+    if names:
+        return f"unset {' '.join(sorted(names))} there, or set the same on every host"
+    if not any(facts["ports"] for facts in odd):
+        return (
+            "ibv_devices and lspci there: load the driver, or give the container its devices "
+            "(docker run --device=/dev/infiniband); or on every host: export NCCL_IB_DISABLE=1"
+        )
+    return ""
 
 
 def _is_down(facts: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ SIDE_UNBOUND, SIDE_BOUND, SIDE_CLEARED = "unbound", "bound", "cleared"
 binding removed while the side group is formed.
 """
 
-_OF_GROUPS = (INIT_FAILED, INIT_HANG, HANG, FAILED)
+_OF_GROUPS = tuple(kind.code for kind in (INIT_FAILED, INIT_HANG, HANG, FAILED))
 
 Attempts = Mapping[str, Sequence[Attempt]]
 """Round → its attempts. Members of an attempt are all trainers in order of rank, then the engine.
@@ -122,7 +122,7 @@ def _self_bound(attempts: Attempts) -> str:
 def _with_binding(finding: Finding, attempts: Attempts, variant: str) -> Finding:
     """The same finding, with what is known of the default group's binding to a device."""
     itself = _self_bound(attempts) if variant == SIDE_UNBOUND else ""
-    if not (itself or variant == SIDE_BOUND) or finding.kind not in _OF_GROUPS:
+    if not (itself or variant == SIDE_BOUND) or finding.code not in _OF_GROUPS:
         return finding
     said = next(iter(_default_groups(attempts, variant)), {})
     words = finding.message
@@ -140,7 +140,7 @@ def _with_binding(finding: Finding, attempts: Attempts, variant: str) -> Finding
     if control is not None:
         words += f"; {controls[control]}"
     finding = finding.replaced(message=words, evidence=evidence)
-    if control is None or finding.kind not in (HANG, INIT_HANG):
+    if control is None or finding.code not in (HANG.code, INIT_HANG.code):
         return finding
     apart = control == SIDE_CLEARED or not _self_bound(attempts)
     is_sure = apart and finding.level is Severity.FAIL

@@ -22,6 +22,10 @@ from nccl_doctor.toolkit.peers.matrix import read_calls, sort_calls
 
 _LOST = ("silent", "no-neighbour", "unreachable")
 _TWICE = 2
+_FOR_A_MOMENT = "A network cable or port of a host lost its link for a moment"
+_FOR_A_MOMENT_WHY = (
+    "What was under way was lost: a job that meets this ends, or waits until a time-out."
+)
 """A carrier that went away and came back has changed twice."""
 
 End = str
@@ -126,7 +130,7 @@ def _by_carrier(view: View, kind: Kind) -> Finding | None:
     if view.flapped:
         shown = ", ".join(f"{nic['name']} ({times} changes)" for nic, times in view.flapped)
         return Finding(
-            kind,
+            kind.variant(title=_FOR_A_MOMENT, why=_FOR_A_MOMENT_WHY),
             f"the carrier went away and came back during the run: {shown}",
             Where(hosts=(host,), interfaces=tuple(sorted(nic["name"] for nic, _ in view.flapped))),
             {"interfaces": view.last["interfaces"]},

@@ -163,6 +163,11 @@ def shared_files(installed: Iterable[Wheel]) -> list[dict[str, Any]]:
     return list(first.values())
 
 
+def what_loads(name: str) -> str:
+    """The command that shows what makes the loader take a library, where no variable does."""
+    return f"LD_DEBUG=libs python -c 'import torch' 2>&1 | grep {name} shows what loads it"
+
+
 def in_front(env: Mapping[str, str], path: str) -> Iterator[str]:
     """Entries of LD_PRELOAD and LD_LIBRARY_PATH that put a library in front of others, each as
     `VARIABLE=entry`.

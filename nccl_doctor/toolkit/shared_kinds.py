@@ -69,6 +69,24 @@ GPU_UNHEALTHY = Kind(
     "Look for Xid and NVRM in `dmesg`, run `nvidia-smi`; drain and reboot the host.",
     drains=True,
 )
+_NOT_BROKEN = "The GPU works now. What failed once often fails again, and then ends a job."
+HAD_ERRORS = GPU_UNHEALTHY.variant(
+    title="A GPU, or its memory, had errors",
+    why=_NOT_BROKEN,
+)
+LITTLE_SPARE = GPU_UNHEALTHY.variant(
+    title="The memory of a GPU has little left to repair itself with",
+    why="The GPU works now. Bad rows of its memory are replaced by spare ones until none is left.",
+)
+GPU_FORBIDDEN = GPU_UNHEALTHY.variant(
+    title="A setting forbids every process to use a GPU",
+    why="CUDA finds no usable device there, and the rank that should have it fails.",
+)
+STATE_UNKNOWN = GPU_UNHEALTHY.variant(
+    title="The state of a GPU is not known",
+    why="What this program asked ended with an error of its own; a fault of the GPU is possible.",
+)
+"""Variants: the GPU itself works, or may."""
 GPU_SLOW = Kind(
     "gpu-slow",
     Layer.SPEED,
@@ -101,7 +119,7 @@ BELOW_FLOOR = Kind(
 GPU_DIFFERS = Kind(
     "gpu-differs",
     Layer.DEVICE,
-    "GPUs differ between ranks",
+    "GPUs that should be alike differ",
     "The slowest GPU sets the speed of the job, the smallest memory the batch size.",
     "Use hosts with the same GPUs and the same settings, or accept the speed of the slowest.",
     Severity.WARN,

@@ -74,6 +74,7 @@ def test_a_later_name_that_misleads_is_worth_knowing_for_a_restart() -> None:
         "after a restart without nd0, MASTER_ADDR may be the name of nd1: on nd2 it does not "
         "resolve (Name or service not known)"
     )
+    assert "after a restart" in found.kind.title
     views[2]["later"] = [{**nd1, "answers": ["203.0.113.7"]}, nd2]  # it may be translated
     assert judge(CHECK, cluster(*views)) == []
     views[1] = {**view("nd1"), "later": [nd1, {**nd2, **none}]}  # the first name is the fault here

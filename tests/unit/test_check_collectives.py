@@ -151,6 +151,7 @@ def test_hang_is_tried_again_and_a_good_second_attempt_makes_it_a_warning() -> N
     assert last_round(again) == "world-again"
     (found,) = judge(again)
     assert (found.code, found.level) == ("collective-hang", Severity.WARN)
+    assert found.kind.title == "A group failed or hung once, and worked when it was tried again"
     assert "tried again" in found.message
 
 

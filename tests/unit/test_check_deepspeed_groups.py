@@ -115,6 +115,7 @@ class TestBinding:
         (free,) = judge(CHECK, seen(own=False))
         assert free.level is Severity.INFO
         assert "is not bound" in free.message
+        assert free.kind.title.startswith("Whether a further group hangs")
         assert "though by the table of versions it would be bound" in free.message
         assert free.fix.startswith("nothing")
 

@@ -127,6 +127,7 @@ def test_nvml_of_an_upgraded_driver() -> None:
         f"{LIB}/libnvidia-ml.so.580.105.08 has version 580.105.08, the kernel module 580.95.05"
     )
     assert found.fix.startswith("restart the container")
+    assert "does not belong to the kernel module" in found.kind.title
     (found,) = judge(CHECK, cluster(facts(ml="580.105.08"), backend="gloo"))
     assert found.level is Severity.WARN
 

@@ -343,6 +343,7 @@ def test_a_host_that_takes_few_connections_at_once_is_named() -> None:
     assert (found.where.hosts, found.where.links) == (("nd2",), ())
     assert (found.level, found.confidence) == (Severity.FAIL, Confidence.LIKELY)
     assert "1 of 8 connections in 2 s, begun at once, twice" in found.message
+    assert found.kind.title.startswith("Only some of several connections")
     assert "nft list ruleset" in found.fix
 
 
@@ -384,6 +385,7 @@ def test_a_host_for_which_nobody_answers_is_no_firewall() -> None:
     found = only(world.judge(), "peer-one-way")
     assert found.where.hosts == ("nd1",)
     assert "no host answers for the address on the local network" in found.message
+    assert found.kind.title.startswith("No host on the local network answers")
     assert found.fix.startswith("on nd0: ip neigh show 192.168.77.2; compare VLAN, cable and")
 
 

@@ -68,6 +68,7 @@ def test_a_device_that_this_user_may_not_open(tmp_path: Path) -> None:
     found = only(CHECK, cluster(shut), "gdrcopy-missing", hosts=["nd0"])
     assert "may not be opened" in found.message
     assert "chmod 0666 /dev/gdrdrv" in found.fix
+    assert found.kind.title.endswith("this process cannot open its device")
 
 
 def test_modules_that_cannot_be_read_are_not_said_to_be_missing(tmp_path: Path) -> None:

@@ -58,6 +58,10 @@ def test_the_module_is_missing_on_one_host(tmp_path: Path) -> None:
     assert found.level is Severity.WARN
     assert "no nvidia_peermem, proprietary driver" in found.message
     assert "2 other hosts have it" in found.message
+    assert found.fix == ""
+    off = {**bad, "why": "no nvidia_peermem, open driver, kernel 6.8, NCCL_DMABUF_ENABLE=0"}
+    found = only(CHECK, cluster(good, off, good), "gpudirect-rdma-missing", hosts=["nd1"])
+    assert found.fix.startswith("unset NCCL_DMABUF_ENABLE")
 
 
 def test_the_module_is_missing_everywhere(tmp_path: Path) -> None:

@@ -191,6 +191,7 @@ def test_no_spare_rows_and_errors_of_caches_are_told() -> None:
                  devices=["GPU-0-2"])  # fmt: skip
     assert found.level is Severity.INFO
     assert "3 memory banks have no spare row left" in found.message
+    assert "has little left to repair itself" in found.kind.title
     gpus[2] = gpu(0, 2, sram_threshold_exceeded=1)
     found = only(CHECK, cluster_of(state(0, gpus)), "gpu-unhealthy", hosts=["nd0"],
                  devices=["GPU-0-2"])  # fmt: skip

@@ -190,6 +190,7 @@ def test_copies_are_held_against_the_link(
     assert [each.code for each in found] == ["gpu-slow"] * (2 if is_slow else 0)
     if is_slow:
         assert f"(generation {link[0]} x{link[1]}) carries" in found[0].message
+        assert "numactl" in found[0].fix
         assert found[0].where.ranks == (0,)
 
 

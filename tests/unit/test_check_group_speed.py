@@ -62,6 +62,7 @@ def test_a_slow_rank_is_named_by_its_computing_alone() -> None:
     assert (found.code, found.where.ranks, found.where.hosts) == ("rank-slow", (3,), ("nd1",))
     assert found.level is Severity.WARN
     assert "90 ms to compute what takes the others 10 ms" in found.message
+    assert "nvidia-smi" not in found.fix  # the ranks compute on CPUs
 
 
 def test_a_host_that_is_slow_inside() -> None:

@@ -212,6 +212,7 @@ def test_a_host_where_it_fails_while_it_works_inside_the_others(count: int, end:
         f"{how}; inside others they give 412 GB/s bus bandwidth"
     )
     assert found.evidence["tries"] == [how, how]
+    assert found.kind.title.startswith("NVLink SHARP fails")
     assert "fabricmanager" in found.fix
 
 

@@ -65,6 +65,7 @@ class TestMachines:
         cluster = self.cluster({"boot_id": "b0", "machine_id": "other"}, *clones)
         finding = only(cluster, "machine-id-duplicate", hosts=["nd1", "nd2"])
         assert finding.level is severity
+        assert ("reboot" in finding.kind.fix) is not image
 
     def test_no_machine_id_is_not_a_machine_id(self) -> None:
         assert judge(self.cluster(*({"boot_id": f"b{n}"} for n in range(3)))) == []

@@ -90,6 +90,7 @@ def test_a_list_that_admits_nothing_sends_all_data_over_sockets(root: Path, hca:
     assert [f.code for f in found] == ["ib-hca-unmatched"] * 2
     assert {f.level for f in found} == {Severity.WARN}
     assert "matches no port; the host has: mlx5_0:1 ACTIVE" in found[0].message
+    assert ("excludes every" in found[0].kind.title) is hca.startswith("^")
 
 
 def test_a_list_that_fails_one_host_alone_breaks_the_job(root: Path) -> None:

@@ -146,6 +146,7 @@ def test_a_card_for_googles_plug_in_that_its_host_lacks(road: str) -> None:
     assert (one.where.hosts, one.where.interfaces) == (("nd1",), ("eth8", "eth9"))
     assert one.level is Severity.WARN
     assert one.message == "NCCL_FASTRAK_IFNAME names eth8, eth9: no such interface"
+    assert "plug-in" in one.kind.why
 
 
 def test_which_named_cards_a_host_lacks() -> None:

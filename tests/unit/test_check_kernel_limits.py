@@ -64,6 +64,10 @@ def test_ports_run_out(fields: dict[str, Any], severity: Severity, message: str)
     found = only(CHECK, cluster(**fields), "ports-exhausted", hosts=["nd1"])
     assert found.level is severity
     assert message in found.message
+    assert "ip_local_port_range" in found.fix
+    widest = cluster(**{"taken": 64500, **fields, "range": [1024, 65535]})
+    for found in judge(CHECK, widest):
+        assert "ip_local_port_range" not in found.fix
 
 
 @pytest.mark.parametrize(

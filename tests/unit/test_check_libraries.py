@@ -75,6 +75,9 @@ class TestReplaced:
         assert found.message == (
             f"libcudnn 9.12.0 is {SYSTEM}, by LD_LIBRARY_PATH={SYSTEM}; pip lists {CUDNN}"
         )
+        found = only(cluster_of(FINE, replaced("9.12.0"), FINE), "cuda-library-replaced",
+                     hosts=["nd1"], ranks=[1])  # fmt: skip
+        assert found.fix.startswith("LD_DEBUG=libs")  # no variable has put it there
 
     def test_everywhere_and_newer_is_meant(self) -> None:
         found = judge(cluster_of(*[replaced("9.12.0")] * 3))
@@ -110,6 +113,7 @@ class TestCollide:
         found = judge(cluster_of(bad, bad, bad))
         assert {f.code for f in found} == {"cuda-wheels-collide"}
         assert found[0].fix == "pip install --force-reinstall nvidia-cudnn-cu12==9.10.2.21"
+        assert "of another version than pip lists" in found[0].kind.title
 
     def test_what_torch_brings_itself_has_versions_of_its_own(self) -> None:
         rocm = facts(row("libamdhip64", "6", "torch 2.9.0"), torch="2.9.0 6.4")

@@ -113,6 +113,10 @@ def test_the_tighter_one_is_named_and_nccl_needs_more() -> None:
     found = only(CHECK, cluster("nccl", **limits), "process-limit-low", hosts=["nd1"])
     assert found.level is Severity.WARN
     assert found.message.startswith("pids.max of the cgroup is 200")
+    assert "--pids-limit" in found.fix
+    found = only(CHECK, cluster("nccl", processes=900, tasks=800), "process-limit-low",
+                 hosts=["nd1"])  # fmt: skip
+    assert found.fix.startswith("ulimit -u unlimited")
 
 
 def test_cuda_needs_addresses() -> None:

@@ -195,6 +195,7 @@ def test_who_has_no_cpu_is_not_blamed_and_the_report_says_so(tries: list[int]) -
     assert found.level is Severity.INFO
     assert found.where.hosts == ()
     assert "CPU" in found.message
+    assert "while the CPU" in found.kind.title
     assert found.evidence["links"][0]["again" if AGAIN in tries else "first"]["starved"]
     assert set(found.evidence["load average"]) <= set(world.names)
 
@@ -235,6 +236,7 @@ def test_a_late_link_and_a_late_host(count: int) -> None:
     world = World(count)
     found = only(world.change(world.of("nd1"), rtt_us=9_000.0).judge(), "latency-high")
     assert found.where.hosts == ("nd1",)
+    assert found.fix.startswith("on the host:")
 
 
 @pytest.mark.parametrize(("rtt", "usual"), [(900.0, 50.0), (4000.0, 500.0)])

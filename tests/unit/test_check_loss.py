@@ -123,6 +123,7 @@ def test_a_lossy_host_is_named_with_its_direction(count: int, way: str, words: s
     assert (found.where.hosts, found.where.links) == (("nd2",), ())
     assert found.where.interfaces == ("eth0",)
     assert words in found.message
+    assert found.kind.title == "TCP segments are lost on all roads of a host"
 
 
 @pytest.mark.parametrize(

@@ -298,6 +298,10 @@ def test_an_ipv6_answer_without_a_route():
     found = only(view_of_nd1(both))
     assert (place(found), found.level) == (("addr-family-mixed", ("nd1",)), Severity.WARN)
     six = facts("nd1", "2001:db8::1", no_route=["2001:db8::1"])
+    assert "AAAA" in (found.fix or found.kind.fix)
+    typed = facts("nd1", "2001:db8::1", name="2001:db8::1", no_route=["2001:db8::1"])
+    assert "AAAA" not in only(view_of_nd1(typed)).fix  # no name server gave it
+    assert "IPv6 route" in only(view_of_nd1(typed)).fix
     assert only(view_of_nd1(six)).level is Severity.FAIL
     levels = {f.level for f in judged(cluster_of({"nd0": facts("nd0"), "nd1": both}))}
     assert Severity.FAIL not in levels
@@ -398,6 +402,7 @@ def test_a_name_that_came_late_is_worth_knowing_and_no_more():
     assert place(found) == ("addr-unresolvable", ("nd1",))
     assert found.level is Severity.INFO
     assert "after 8 s" in found.message
+    assert found.kind.title == "MASTER_ADDR did not resolve at first"
     assert "until getent hosts nd0" in found.fix
 
 

@@ -52,6 +52,7 @@ def test_kills_before_make_it_a_risk() -> None:
     assert found.message.endswith("2 of its processes were killed for memory")
     (found,) = judge(CHECK, cluster(group=group(64 * GIB), oom_kills=2))
     assert found.level is Severity.INFO
+    assert found.kind.title == "Processes of this container or job were killed for memory before"
 
 
 def high(limit: int, used: int = 0) -> list[dict[str, Any]]:
@@ -66,6 +67,7 @@ def test_a_limit_that_slows_down_counts_as_one_that_kills() -> None:
         "7168 MiB left of memory.high 8192 MiB, beyond which the kernel slows processes down, for "
         "4 ranks"
     )
+    assert "MemoryHigh=infinity" in found.kind.fix
     assert judge(CHECK, cluster(throttling=high(32 * GIB, GIB))) == []
     # Slurm sets both to the memory of the step: the one that kills is said.
     both = cluster(throttling=high(8 * GIB, GIB), group=group(8 * GIB, GIB))
@@ -82,6 +84,7 @@ def test_a_limit_that_holds_not_even_the_start_fails() -> None:
 def test_a_machine_without_free_memory() -> None:
     found = only(CHECK, cluster(available=3 * GIB), "memory-limit-low", hosts=["nd1"])
     assert found.message == "3072 MiB available on the machine, for 4 ranks"
+    assert "end other programs" in found.kind.fix
     assert found.level is Severity.WARN
 
 

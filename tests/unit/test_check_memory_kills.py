@@ -83,6 +83,8 @@ def test_a_kill_elsewhere_on_the_machine_may_be_another_job_s(tmp_path: Path) ->
     found = only(CHECK, made, "out-of-memory-kill", hosts=["nd0"])
     assert (found.level, found.confidence) == (Severity.WARN, Confidence.POSSIBLE)
     assert found.message.startswith("2 processes of the machine were killed")
+    assert "--memory" not in found.fix
+    assert "killed process" in found.fix
 
 
 def test_what_is_not_known_at_both_times_says_nothing(tmp_path: Path) -> None:

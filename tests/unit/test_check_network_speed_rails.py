@@ -384,6 +384,7 @@ def test_the_floor_of_rdma_writes_asks_for_no_gpu(how: dict[str, Any]) -> None:
     assert (found.code, found.where.hosts) == ("bandwidth-below-floor", ("nd0", "nd1"))
     assert found.where.interfaces == tuple(nic(n) for n in range(4))
     assert found.message.startswith("RDMA writes (ib_write_bw) through one NIC of 400 Gb/s alone")
+    assert found.kind.title.startswith("RDMA writes")
     assert "no GPU and no NCCL took part" in (found.fix or "")
     assert judged(hosts(2, virtual=True, **how), SLOW, by=written_by_some(0, 1)) == []
 

@@ -111,6 +111,10 @@ def test_the_own_name_as_gloo_reads_it(own: Any, code: str, words: str):
     assert found.level is Severity.FAIL
     assert f"own host name {own['query']}" in found.message
     assert words in found.message
+    nobody_s = "that the host does not have" in found.kind.title
+    assert nobody_s is (words == "10.9.9.9")
+    hosts_file = "/etc/hosts" in found.fix
+    assert hosts_file is (code != "addr-digits-only")  # no file makes a name of a number
     assert "GLOO_SOCKET_IFNAME=eth0" in found.fix
     assert only(cluster_of(by_host, backend="nccl")).level is Severity.WARN
     told = {2: {"GLOO_SOCKET_IFNAME": "eth0"}, 3: {"GLOO_SOCKET_IFNAME": "eth0"}}

@@ -298,6 +298,11 @@ def test_a_privileged_port():
     assert (found.code, found.where) == ("port-privileged", Where(hosts=("nd0",)))
     assert found.level is Severity.FAIL
     assert "80" in found.message
+    hosts["nd0"] = {**low, "port": 29500, "may_bind": True}
+    (found,) = judged(make_cluster(tuple(hosts), check="port", by_host=hosts))
+    assert (found.code, found.where) == ("port-privileged", Where(hosts=("nd0",)))
+    assert "security rule" in found.kind.title
+    assert "29500" not in found.kind.fix
 
 
 def judged_at_an_ephemeral_port(launcher: str) -> list[Finding]:

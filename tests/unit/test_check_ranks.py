@@ -359,4 +359,5 @@ def test_a_host_known_by_its_own_report_alone_may_have_ended_before_it_tried(
     ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in cluster.ranks)
     (found,) = judge(replace(cluster, hosts=hosts, ranks=ranks))
     assert (found.code, words in found.message) == ("host-absent", True)
+    assert found.fix.startswith("read its own report")
     assert (found.where.hosts, found.where.links) == (where.hosts, where.links)

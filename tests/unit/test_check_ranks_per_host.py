@@ -50,6 +50,7 @@ def test_numbers_that_do_not_add_up() -> None:
     finding = only(cluster, "nproc-differs", hosts=["nd1"])
     assert finding.level is Severity.FAIL
     assert finding.message == "LOCAL_WORLD_SIZE adds up to 5, WORLD_SIZE is 6"
+    assert finding.kind.title.startswith("LOCAL_WORLD_SIZE is not")
 
 
 def test_not_told() -> None:

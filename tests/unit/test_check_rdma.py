@@ -86,6 +86,14 @@ def test_the_variable_that_decided_is_named() -> None:
     odd = host(port(), road="sockets", NCCL_IB_DISABLE="1")
     found = only(CHECK, cluster(HEALTHY, HEALTHY, odd), "rdma-mixed", hosts=["nd2"])
     assert "NCCL_IB_DISABLE=1" in found.message
+    assert found.fix.startswith("unset NCCL_IB_DISABLE there")
+    same = [host(port(), NCCL_IB_HCA="mlx5"), host(port(), NCCL_IB_HCA="mlx5")]
+    sick = host(port(state="DOWN"), road="sockets", NCCL_IB_HCA="mlx5")
+    found = only(CHECK, cluster(*same, sick), "rdma-mixed", hosts=["nd2"])
+    assert (found.fix, "ibstat" in found.kind.fix) == ("", True)
+    without = host(road="sockets")
+    found = only(CHECK, cluster(HEALTHY, HEALTHY, without), "rdma-mixed", hosts=["nd2"])
+    assert "docker run --device" in found.fix
 
 
 def test_of_two_hosts_nobody_can_tell_which_one_is_odd() -> None:
@@ -249,6 +257,7 @@ class TestUnusable:
         found = judge(CHECK, cluster(bad, bad))
         assert {(f.code, f.level) for f in found} == {("rdma-unusable", Severity.FAIL)}
         assert "no verbs port is active" in found[0].message
+        assert "docker" not in found[0].fix
 
 
 def test_a_tie_between_a_host_that_cannot_and_one_that_can(tmp_path: Path) -> None:

@@ -232,6 +232,7 @@ def test_the_right_kind_at_another_index_is_only_mentioned(tmp_path: Path) -> No
     found = only(CHECK, cluster(usual, other, usual), "roce-gid-differs", hosts=["nd1"])
     assert found.level is Severity.INFO
     assert "at indices 1, 3" in found.message
+    assert found.kind.title == "Hosts have the same kind of GID at different indices"
 
 
 AUTO = ("0000:0000:0000:0000:0000:ffff:a9fe:0703", "RoCE v2")

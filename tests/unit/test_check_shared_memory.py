@@ -56,6 +56,18 @@ def test_what_cannot_be_allocated_stops_nccl() -> None:
     assert found.level is Severity.FAIL
     assert found.message == f"64 MiB free of 64 MiB, 147 MiB needed ({FULL})"
     assert "--shm-size" in found.kind.fix
+    for error, title, fix in (
+        ("Read-only file system", "cannot write to /dev/shm", "remount,rw"),
+        ("Permission denied", "cannot write to /dev/shm", "chmod 1777"),
+        ("the control group has 20 MiB of memory left", "The memory limit", "--memory"),
+    ):
+        found = only(CHECK, cluster(facts(8192, error=error)), "shm-too-small", hosts=["nd1"])
+        assert title in found.kind.title
+        assert fix in (found.fix or found.kind.fix)
+        assert "--shm-size" not in (found.fix or found.kind.fix)
+    gone = {**facts(error="No such file or directory"), "size": None, "free": None}
+    found = only(CHECK, cluster(gone), "shm-too-small", hosts=["nd1"])
+    assert found.kind.title == "There is no /dev/shm"
 
 
 @pytest.mark.parametrize(

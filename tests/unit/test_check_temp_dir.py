@@ -38,7 +38,15 @@ def test_a_bad_variable_is_a_risk() -> None:
     found = only(CHECK, cluster(bad), "temp-dir-unwritable", hosts=["nd1"])
     assert found.level is Severity.WARN
     assert found.message == "TMPDIR=/scratch: Read-only file system (Python uses /tmp instead)"
-    assert found.fix == "mkdir -p /scratch, or export TMPDIR=/tmp"
+    assert found.fix == "findmnt -T /scratch, or export TMPDIR=/tmp"
+    for error, command in (
+        ("No such file or directory", "mkdir -p"),
+        ("No space left on device", "df -h"),
+        ("Permission denied", "ls -ld"),
+    ):
+        bad = facts(("TMPDIR", "/scratch", error), ("", "/tmp", ""))
+        found = only(CHECK, cluster(bad), "temp-dir-unwritable", hosts=["nd1"])
+        assert found.fix.startswith(f"{command} /scratch, or")
 
 
 def stuck(state: str) -> Outcome:

@@ -169,6 +169,9 @@ def test_shorter_clocks_that_do_not_run_meanwhile_are_only_told() -> None:
     told = [f for f in judge(CHECK, cluster(1000)) if f.level is Severity.INFO]
     assert [f.message.partition(":")[0] for f in told] == ["rendezvous", "heartbeat"] * 2
     assert all(f.confidence is Confidence.POSSIBLE for f in told)
+    assert {f.kind.title for f in told} == {
+        "A time-out is shorter than the time that rank 0 works alone"
+    }
     assert "before torchrun starts" in told[0].message
     # One host needs no rendezvous, and what is not shorter is nothing to tell.
     (heartbeat,) = (f for f in judge(CHECK, cluster(1000, facts())) if f.level is Severity.INFO)

@@ -31,6 +31,13 @@ def test_rank_without_torch_is_named() -> None:
     assert "No module named 'torch'" in found.message
 
 
+def test_a_torch_that_is_there_and_broken_is_to_be_repaired() -> None:
+    bad = {**GOOD, "error": "ImportError: libcudnn.so.9: cannot open shared object file"}
+    cluster = make_cluster(check="torch_import", by_rank={0: GOOD, 1: GOOD, 2: GOOD, 3: bad})
+    (found,) = CHECK.judge(cluster)
+    assert "--force-reinstall" in found.fix
+
+
 @pytest.mark.xdist_group("torch")
 def test_observe_imports_for_real() -> None:
     facts = CHECK.observe(Context(launch=Launch(), env={}))

@@ -95,6 +95,7 @@ def test_a_carrier_that_came_late_is_no_fault_and_one_that_came_back_is_likely()
     again = {"nd1": look("nd1", nic("nd1", changes=4))}
     made = own_view(cables(TWO, after=again), 1)
     assert "eth0 (2 changes)" in only(made, at("nd1", "eth0"), Confidence.LIKELY).message
+    assert only(made, at("nd1", "eth0"), Confidence.LIKELY).kind.title.endswith("for a moment")
     unknown = {"nd1": look("nd1", nic("nd1", changes=None))}
     assert judged(own_view(cables(TWO, after=unknown), 1)) == []
 

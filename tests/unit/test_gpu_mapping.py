@@ -79,6 +79,7 @@ def test_orders_that_differ_and_do_not_meet_are_a_risk_of_the_odd_ranks() -> Non
     found = only(CHECK, made, "gpu-hidden", hosts=["nd0"], ranks=[3])
     assert found.level is Severity.WARN
     assert "CUDA_VISIBLE_DEVICES='1,0,2,3' (local rank 3)" in found.message
+    assert found.kind.title == "Ranks of one host see the same GPUs in different orders"
 
 
 # LOCAL_RANK beyond the count ----------------------------------------------------------------------
@@ -115,6 +116,7 @@ def test_gpus_that_a_control_group_hides_are_seen_by_their_uuids() -> None:
     found = only(CHECK, made, "gpu-hidden", hosts=["nd0"], ranks=[0, 1, 2, 3])
     assert found.level is Severity.WARN
     assert "(CUDA_VISIBLE_DEVICES='0'): a control group hides the other GPUs" in found.message
+    assert found.kind.title == "A control group hides GPUs from ranks"
     assert found.evidence["seen"][3] == "GPU-0-3 (local rank 3)"
     assert "--gpu-bind=none" in found.fix
 

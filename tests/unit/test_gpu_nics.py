@@ -83,6 +83,7 @@ def test_a_rank_unlike_most_of_its_host_is_named() -> None:
     found = only(CHECK, cluster({5: rank(5, near=3, at=[4])}, hosts=1), "gpu-far-from-nic",
                  hosts=["nd0"], ranks=[5], devices=["GPU-5"])  # fmt: skip
     assert "(another NUMA node); for 7 other ranks of the host: same PCIe switch" in found.message
+    assert found.kind.title.startswith("A rank's GPU is farther from a NIC")
 
 
 def test_a_board_with_ports_on_one_socket_is_made_so() -> None:

@@ -260,6 +260,8 @@ def test_one_bad_gpu_of_one_host(
     assert words in found.message
     assert found.level is Severity(severity)
     assert "BUS_ID" not in (found.fix or found.kind.fix)
+    works = {"4 uncorrected ECC errors since": "had errors", "Prohibited": "A setting"}
+    assert works.get(words, "") in found.kind.title
 
 
 def test_the_same_on_all_gpus_of_a_host_is_one_finding(see: Any) -> None:

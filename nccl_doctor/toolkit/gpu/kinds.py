@@ -47,7 +47,7 @@ PCIE_DEGRADED = Kind(
 CLOCKS_LIMITED = Kind(
     "gpu-clocks-limited",
     Layer.DEVICE,
-    "The clocks of a GPU are limited by hand",
+    "The clocks or the power of a GPU are limited by hand",
     "All ranks wait for the slowest GPU. A limit that was set for a test, or to save power, "
     "stays until the driver is loaded again.",
     "as root: nvidia-smi --reset-gpu-clocks; nvidia-smi --reset-applications-clocks",

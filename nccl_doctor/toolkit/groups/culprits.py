@@ -33,6 +33,7 @@ from nccl_doctor.toolkit.groups.kinds import (
     INIT_FAILED,
     INIT_HANG,
     NOT_STARTED,
+    ONCE,
     WRONG,
 )
 from nccl_doctor.toolkit.groups.mixups import odd_collectives, was_cut_off
@@ -253,8 +254,9 @@ def _group_finding(attempt: Attempt, again: Attempt | None) -> Finding:
     words = f"no progress in {step_of(first)} of group {attempt.name} "
     words += f"within {first.duration_s:.0f} s"
     words += "; it finished when tried again" if flaky else "; all members had entered"
+    kind = INIT_HANG if all(m.outcome.last_step in FORMING for m in attempt.stuck) else HANG
     return Finding(
-        INIT_HANG if all(m.outcome.last_step in FORMING for m in attempt.stuck) else HANG,
+        kind.variant(**ONCE) if flaky else kind,
         words,
         place_of_all(attempt.members),
         what_they_did(attempt),

@@ -80,6 +80,14 @@ DEVICE_ID_HANG = Kind(
     "form the default group without device_id before anything else does (torch before 2.15)",
     by_deadline=True,
 )
+ONCE = {
+    "title": "A group failed or hung once, and worked when it was tried again",
+    "why": "what happens now and then would stop the job sooner or later; a busy host may cause "
+    "it as well",
+    "fix": "run again, with --level full; look at the hosts of the group for load, and at their "
+    "links for errors",
+}
+"""Words of a variant of any of these kinds, where it did not happen again."""
 
 GROUP_KINDS = (INIT_FAILED, INIT_HANG, HANG, FAILED, WRONG, FROZEN, CRASHED, NOT_STARTED)
 """The kinds that a check may find with `judge_groups`."""
