@@ -366,8 +366,8 @@ def _mtu_differs(labels: Mapping[int, str], mains: Mapping[int, _Main]) -> Itera
         sides: dict[str, list[str]] = {}
         for seat, mtu in mtus.items():
             sides.setdefault(str(mtu), []).append(labels[seat])
-        # With two equal halves it is not known which one is wrong.
-        wrong = () if odd.tie else odd.places
+        # With two equal halves it is not known which one is wrong: all are named.
+        wrong = odd.places
         yield Finding(
             MTU_DIFFERS,
             f"in {subnet}: MTU {sides_in_words(sides)}",
@@ -376,8 +376,8 @@ def _mtu_differs(labels: Mapping[int, str], mains: Mapping[int, _Main]) -> Itera
                 interfaces=tuple(sorted({mains[seat][0] for seat in odd.places})),
             ),
             {"mtu": {labels[seat]: mtu for seat, mtu in mtus.items()}},
-            fix=f"ip link set dev {mains[wrong[0]][0]} mtu {odd.usual}" if wrong else "",
-            confidence=Confidence.LIKELY if wrong else Confidence.POSSIBLE,
+            fix="" if odd.tie else f"ip link set dev {mains[wrong[0]][0]} mtu {odd.usual}",
+            confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,
         )
 
 
@@ -397,7 +397,7 @@ def _differs(
     if not apart:
         return
     odd = odd_ones_out({seat: main[1] for seat, main in mains.items()})
-    wrong = odd.places if odd is not None and not odd.tie else ()
+    wrong = odd.places if odd is not None else ()
     chosen = {seat: f"{nic} in {net}" for seat, (nic, net, _) in mains.items()}
     failing = (code for code, calls in by_fault.by_code.items() if any(c.job for c in calls))
     yield Finding(
@@ -409,7 +409,7 @@ def _differs(
             interfaces=tuple(sorted({mains[seat][0] for seat in wrong})),
         ),
         {labels[seat]: text for seat, text in chosen.items()},
-        confidence=Confidence.LIKELY if wrong else Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if odd and not odd.tie else Confidence.POSSIBLE,
         # A reason, not a fault of its own: the calls that fail decide the verdict.
         explained_by=next(failing, None),
     )

@@ -61,6 +61,7 @@ from nccl_doctor.api import (
     place_of,
 )
 from nccl_doctor.toolkit.gpu.devices import torch_build
+from nccl_doctor.toolkit.hosts import WHO, who_has_what
 from nccl_doctor.toolkit.libraries import COLUMNS as LIBRARY_COLUMNS
 from nccl_doctor.toolkit.libraries import (
     library_row,
@@ -71,7 +72,7 @@ from nccl_doctor.toolkit.libraries import (
     wheels,
 )
 from nccl_doctor.toolkit.nccl.library import NCCL_LIBRARIES, mapped_nccl, nccl_version
-from nccl_doctor.toolkit.versions import differences, release
+from nccl_doctor.toolkit.versions import differences, release, sides_on_hosts
 
 COLLIDE = Kind(
     "cuda-wheels-collide",
@@ -284,6 +285,7 @@ def _differ(group: Sequence[_Seen]) -> Iterator[Finding]:
         one.rank.seat: _stack(each for each in one.libraries if not _is_replaced(each))
         for one in group
     }
+    labels = {seat: rank.host.label for seat, rank in ranks.items()}
     for odd in differences(stacks):
         sides = {
             name: {version: _numbers(ranks[s] for s in seats) for version, seats in side.items()}
@@ -299,7 +301,7 @@ def _differ(group: Sequence[_Seen]) -> Iterator[Finding]:
             if odd.tie
             else f"{_listed(odd.values)}; the others have {_listed(odd.usual)}",
             place_of(ranks[seat] for seat in odd.places),
-            {"ranks": sides},
+            {"ranks": sides, WHO: sides_on_hosts(odd, labels)},
         )
 
 
@@ -322,7 +324,10 @@ def _builds(group: Sequence[_Seen]) -> Iterator[Finding]:
                 DIFFERS,
                 f"{name} {version}: {len(sides)} different builds, by fingerprint",
                 place_of(ranks[seat] for seat in odd.places),
-                {"builds": {print_: _numbers(those) for print_, those in sides.items()}},
+                {
+                    "builds": {print_: _numbers(those) for print_, those in sides.items()},
+                    WHO: who_has_what((ranks[s].host.label, print_) for s, print_ in seats.items()),
+                },
                 severity=Severity.INFO,
             )
 

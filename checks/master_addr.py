@@ -63,7 +63,7 @@ from nccl_doctor.api import (
     spans_machines,
 )
 from nccl_doctor.toolkit.containers import network_for
-from nccl_doctor.toolkit.hosts import everybody_came_in, excuse_of
+from nccl_doctor.toolkit.hosts import WHO, everybody_came_in, excuse_of, who_has_what
 from nccl_doctor.toolkit.net.dial import has_route
 from nccl_doctor.toolkit.net.interfaces import interfaces, is_loopback
 from nccl_doctor.toolkit.net.names import SLOW_S, LookUp, look_up
@@ -404,6 +404,7 @@ def _differing(views: Sequence[_View]) -> Iterator[Finding]:
     else:
         result = odd_ones_out(asked)
         usual, odd = (result.usual, result.places) if result else (None, ())
+    who = who_has_what((view.host.label, ", ".join(answers)) for view, answers in asked.items())
     sure = Confidence.CERTAIN if master else Confidence.LIKELY if usual else Confidence.POSSIBLE
     for view in odd:
         partly = bool(set(view.answers) & set(usual or ()))
@@ -418,6 +419,7 @@ def _differing(views: Sequence[_View]) -> Iterator[Finding]:
             ADDR_DIFFERS,
             f"{view.shown}; {known}",
             view.where,
+            {WHO: who},
             fix=fix,
             severity=(Severity.WARN if partly else Severity.INFO) if view.got_in else None,
             confidence=sure,

@@ -57,6 +57,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.fabric.hca import HCA, rdma_admits, rdma_settings
 from nccl_doctor.toolkit.fabric.ports import rdma_ports, speaks_verbs, word
+from nccl_doctor.toolkit.hosts import WHO, who_has_what
 from nccl_doctor.toolkit.nccl.conf import Setting
 from nccl_doctor.toolkit.variables.values import as_strtoll
 
@@ -197,6 +198,10 @@ def _apart(
     if odd is None:
         return
     usual = odd.usual
+    who = who_has_what(
+        (host, ", ".join(f"{key | _FULL:#06x}" for key in sorted(mine)))
+        for host, mine in partitions.items()
+    )
     for host in odd.places:
         others = [mine for other, mine in partitions.items() if other != host]
         wanted = usual if usual is not None else frozenset().union(*others)
@@ -215,7 +220,7 @@ def _apart(
             DIFFERS,
             f"{mine} at index {seen[host]['index']}; the other hosts: {shown}{at}",
             Where(hosts=(host,), interfaces=tuple(keys[host])),
-            {"ports": seen[host]["ports"]},
+            {"ports": seen[host]["ports"], WHO: who},
             fix=f"export {INDEX}={elsewhere[0]} on this host" if elsewhere else "",
             confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,
         )

@@ -61,6 +61,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.fabric.hca import HCA, rdma_settings
 from nccl_doctor.toolkit.fabric.rails import RailsSeen, rails_of
+from nccl_doctor.toolkit.hosts import WHO, who_has_what
 
 ORDER = Kind(
     "rail-order-differs",
@@ -147,6 +148,7 @@ def _order(rails: Mapping[str, list[Rail]]) -> Iterator[Finding]:
     sets = Counter(frozenset(mine) for mine in telling.values()).most_common(1)
     same = {host: mine for host, mine in telling.items() if sets and frozenset(mine) == sets[0][0]}
     odd = odd_ones_out(same)
+    who = who_has_what((host, ", ".join(map(str, mine))) for host, mine in same.items())
     for host in odd.places if odd else ():
         usual = odd.usual if odd and odd.usual else None
         others = [usual] if usual else [mine for mine in same.values() if mine != same[host]]
@@ -160,7 +162,7 @@ def _order(rails: Mapping[str, list[Rail]]) -> Iterator[Finding]:
             ORDER,
             shown,
             Where(hosts=(host,), interfaces=tuple(rails[host][at]["name"] for at in wrong)),
-            {"networks": list(same[host])},
+            {"networks": list(same[host]), WHO: who},
             confidence=Confidence.LIKELY if usual else Confidence.POSSIBLE,
         )
 
@@ -171,6 +173,7 @@ def _slots(seen: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
     counts = Counter(map(len, used.values())).most_common(1)
     used = {host: mine for host, mine in used.items() if len(mine) == counts[0][0]}
     odd = odd_ones_out(used)
+    who = who_has_what((host, ", ".join(map(str, mine))) for host, mine in used.items())
     for host in odd.places if odd else ():
         usual = odd.usual if odd and odd.usual else None
         others = [usual] if usual else [mine for mine in used.values() if mine != used[host]]
@@ -183,12 +186,13 @@ def _slots(seen: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
             + ", ".join(f"{rail['name']} is {rail['pci']}" for rail in mine)
             + f"; the other hosts use {', '.join(sorted(known - set(used[host])))}",
             Where(hosts=(host,), interfaces=tuple(rail["name"] for rail in mine)),
-            {"rails": seen[host]["rails"]},
+            {"rails": seen[host]["rails"], WHO: who},
             confidence=Confidence.LIKELY if usual else Confidence.POSSIBLE,
         )
     alike = [host for host in used if odd is None or host not in odd.places]
     names = {host: tuple(rail["name"] for rail in seen[host]["rails"]) for host in alike}
     other = odd_ones_out(names)
+    who = who_has_what((host, ", ".join(mine)) for host, mine in names.items())
     for host in other.places if other else ():
         usual = other.usual if other else None
         pairs = zip(seen[host]["rails"], usual or [""] * len(used[host]), strict=True)
@@ -197,4 +201,4 @@ def _slots(seen: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
             for rail, name in pairs
             if rail["name"] != name
         ]
-        yield Finding(NAMES, "; ".join(shown), Where(hosts=(host,)))
+        yield Finding(NAMES, "; ".join(shown), Where(hosts=(host,)), {WHO: who})

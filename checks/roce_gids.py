@@ -73,6 +73,7 @@ from nccl_doctor.toolkit.fabric.gids import (
     wanted_kind,
 )
 from nccl_doctor.toolkit.fabric.hca import HCA, rdma_admits, rdma_settings
+from nccl_doctor.toolkit.hosts import WHO, who_has_what
 from nccl_doctor.toolkit.versions import loaded_nccl, release
 
 _SHOW = "show_gids shows the table; give the interface its IPv4 address, and unset "
@@ -232,10 +233,12 @@ def _kinds(
         guilty, usual = set(odd.places), odd.usual
         if _is_known(kinds, sound) and not _is_chosen(seen, kinds, usual):
             guilty, usual = set(kinds) - sound, kinds[next(iter(sound))]
+        who = who_has_what((host, ", ".join(sorted(mine))) for host, mine in kinds.items())
         for host in kinds:
             if host in guilty:
                 ports = _apart(picks[host], seen[host], usual) or wrong[host]
-                yield _differs(host, seen[host], picks[host], ports, usual, tie=odd.tie)
+                found = _differs(host, seen[host], picks[host], ports, usual, tie=odd.tie)
+                yield found.replaced(evidence={**found.evidence, WHO: who})
     bad = [host for host in kinds if host not in guilty and wrong[host]]
     for host in bad:
         version = versions.get(host)

@@ -57,6 +57,7 @@ from nccl_doctor.api import (
     place_of,
 )
 from nccl_doctor.toolkit.gpu.devices import own_device
+from nccl_doctor.toolkit.hosts import WHO, who_has_what
 
 SEED_DIFFERS = Kind(
     "seed-differs",
@@ -227,7 +228,10 @@ def _finding(
         SEED_DIFFERS,
         f"{numbers} differ from those of other ranks with the same seed: {words}",
         place_of(draw.rank for draw in draws if draw.rank.seat in odd.places),
-        {"digests": {str(draw.rank.rank): draw.digest for draw in draws}},
+        {
+            "digests": {str(draw.rank.rank): draw.digest for draw in draws},
+            WHO: who_has_what((draw.rank.host.label, draw.digest) for draw in draws),
+        },
         fix=fix,
         severity=severity,
         confidence=Confidence.LIKELY if odd.tie else Confidence.CERTAIN,

@@ -53,7 +53,8 @@ from nccl_doctor.api import (
     place_of,
 )
 from nccl_doctor.toolkit.gpu.devices import host_gpus, torch_build
-from nccl_doctor.toolkit.versions import Difference, differences, minor_of, public
+from nccl_doctor.toolkit.hosts import WHO
+from nccl_doctor.toolkit.versions import Difference, differences, minor_of, public, sides_on_hosts
 
 PACKAGES = ("DeepSpeed", "Accelerate", "Transformers")
 """Libraries that determine in which order ranks communicate, and how much."""
@@ -113,6 +114,7 @@ class Software(Check):
             seat: _stack(facts, loaded.get(seat), same_torch=same_torch, same_nccl=same_nccl)
             for seat, (_, facts) in seen.items()
         }
+        labels = {seat: rank.host.label for seat, (rank, _) in seen.items()}
         for odd in differences(stacks):
             sides = {
                 name: {value: _numbers(seen[s][0] for s in seats) for value, seats in side.items()}
@@ -124,7 +126,7 @@ class Software(Check):
                 if odd.tie
                 else f"{_words(odd.values)}; the others have {_words(odd.usual)}",
                 place_of(seen[seat][0] for seat in odd.places),
-                {"ranks": sides},
+                {"ranks": sides, WHO: sides_on_hosts(odd, labels)},
                 severity=_severity(cluster, odd),
             )
 

@@ -25,6 +25,7 @@ from nccl_doctor.toolkit.gpu.ends import certainty_of, certainty_of_reader
 from nccl_doctor.toolkit.gpu.kinds import STATE_UNREAD
 from nccl_doctor.toolkit.gpu.nvml import STEP, device_name
 from nccl_doctor.toolkit.gpu.unread import is_unread, why_unread
+from nccl_doctor.toolkit.hosts import WHO
 from nccl_doctor.toolkit.shared_kinds import GPU_DIFFERS, GPU_UNHEALTHY
 from nccl_doctor.toolkit.versions import differences
 
@@ -64,7 +65,10 @@ def judge_amd(cluster: Cluster) -> Iterator[Finding]:
     compared = any(facts["devices"] for _, facts in cluster.facts("backend_device"))
     for drift in _across(hosts, count=not compared):
         where = Where(hosts=tuple(sorted(labels[key].label for key in drift.places)))
-        yield Finding(GPU_DIFFERS, drift.text, where, severity=drift.severity)
+        who = drift.in_words({key: host.label for key, host in labels.items()})
+        text = "; ".join(f"{trait} {words}" for trait, words in who.items())
+        text = f"{text}: equally many have each" if drift.tie else drift.text
+        yield Finding(GPU_DIFFERS, text, where, {WHO: who}, severity=drift.severity)
 
 
 def why_refused(facts: Mapping[str, Any]) -> list[str]:

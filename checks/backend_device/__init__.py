@@ -89,6 +89,7 @@ from nccl_doctor.toolkit.gpu.lost import (
     manager_is_down,
     unless_serviced,
 )
+from nccl_doctor.toolkit.hosts import WHO, who_has_what
 from nccl_doctor.toolkit.shared_kinds import (
     DRIVER_MISMATCH,
     FABRIC_MANAGER_DOWN,
@@ -417,6 +418,7 @@ def _models(hosts: Iterable[Sequence[SeenByRank]]) -> Iterator[Finding]:
         gpus[host.id] = ", ".join(f"{count} x {name}" for name, count in models)
         labels[host.id] = host.label
     odd = odd_ones_out(gpus)
+    who = who_has_what((labels[host], mine) for host, mine in gpus.items())
     for place in odd.places if odd else ():
-        usual = f"the others have {odd.usual}" if odd and odd.usual else "no majority of hosts"
-        yield Finding(GPU_DIFFERS, f"{gpus[place]}; {usual}", Where(hosts=(labels[place],)))
+        text = f"{gpus[place]}; the others have {odd.usual}" if odd and odd.usual else who
+        yield Finding(GPU_DIFFERS, text, Where(hosts=(labels[place],)), {WHO: who})

@@ -18,6 +18,7 @@ from nccl_doctor.api import (
     odd_ones_out,
     place_of,
 )
+from nccl_doctor.toolkit.hosts import WHO, who_has_what
 
 GPU_ORDER = Kind(
     "gpu-order-differs",
@@ -117,6 +118,10 @@ def _odd(
         odd = odd_ones_out(orders)
         if odd is None:
             continue
+        who = who_has_what(
+            (known[host][0][0].host.label, ", ".join(what for _, what in order))
+            for host, order in orders.items()
+        )
         for host in odd.places:
             mine, order = known[host], orders[host]
             other = next(h for h, o in orders.items() if o != order and odd.usual in (None, o))
@@ -138,6 +143,7 @@ def _odd(
                     {
                         "taken": {str(local): what for local, what in order},
                         "visible": dict(mine[0][1]["visible"]),
+                        WHO: who,
                     },
                     confidence=Confidence.POSSIBLE if odd.tie else Confidence.CERTAIN,
                     explained_by="env-differs" if _rule(mine) != _rule(known[other]) else None,

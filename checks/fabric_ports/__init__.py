@@ -61,6 +61,7 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.fabric.counters import error_counters
 from nccl_doctor.toolkit.fabric.hca import HCA, rdma_admits, rdma_settings
 from nccl_doctor.toolkit.fabric.ports import rdma_devices
+from nccl_doctor.toolkit.hosts import WHO, who_has_what
 
 from .lists import as_ranks_want, lists_of_ranks
 
@@ -107,6 +108,10 @@ FIRMWARE = Kind(
     "A fault of one firmware version then appears only on some hosts.",
     "install one firmware on all adapters (mlxfwmanager)",
     Severity.INFO,
+)
+_ONE_SUBNET = (
+    "ibstat and sminfo show the subnet of each port: cable these ports to one fabric, or select "
+    "the ports of one fabric with NCCL_IB_HCA"
 )
 PCI = Kind(
     "rdma-pci-slow",
@@ -240,7 +245,8 @@ def _subnets(used: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Findin
         for host, ports in used.items()
         if (mine := frozenset(port["subnet"] for port in ports if port["subnet"]))
     }
-    yield from _apart(subnets, Severity.WARN)
+    for finding in _apart(subnets, Severity.WARN):
+        yield finding.replaced(fix=_ONE_SUBNET)
 
 
 def _comparable(
@@ -258,16 +264,18 @@ def _apart(values: Mapping[str, frozenset[str]], severity: Severity | None) -> I
     if odd is None:
         return
     usual = odd.usual
+    who = who_has_what((host, ", ".join(sorted(mine))) for host, mine in values.items() if mine)
     sets = [values[host] for host in odd.places]
     if usual is None and any(a & b for i, a in enumerate(sets) for b in sets[:i] if a != b):
         return
     for host in odd.places:
         if usual is None or not values[host] & usual:
-            others = ", ".join(sorted(usual)) if usual else "another one"
+            mine = ", ".join(sorted(values[host]))
             yield Finding(
                 FABRIC,
-                f"{', '.join(sorted(values[host]))} here; the other hosts: {others}",
+                f"{mine} here; the other hosts: {', '.join(sorted(usual))}" if usual else who,
                 Where(hosts=(host,)),
+                {WHO: who},
                 severity=severity,
                 confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,
             )
@@ -290,6 +298,7 @@ def _unlike(kind: Kind, values: Mapping[str, Mapping[str, str]]) -> Iterator[Fin
         for count in counts.values():
             most |= count
     examples = [values[host] for host in counts if host not in odd.places]
+    who = who_has_what((host, ", ".join(sorted(count))) for host, count in counts.items())
     for host in odd.places:
         mine = values[host]
         if all(counts[host][v] >= n for v, n in most.items()):
@@ -306,7 +315,7 @@ def _unlike(kind: Kind, values: Mapping[str, Mapping[str, str]]) -> Iterator[Fin
                 f"{', '.join(ports)}: {', '.join(sorted({mine[n] for n in ports}))}; the other "
                 f"hosts: {', '.join(sorted(rest)) or 'another value'}",
                 Where(hosts=(host,), interfaces=tuple(ports)),
-                {"ports": dict(mine)},
+                {"ports": dict(mine), WHO: who},
                 confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,
             )
 
@@ -321,12 +330,15 @@ def _firmware(seen: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Findi
                 )
     for board, by_host in boards.items():
         odd = odd_ones_out({host: frozenset(found) for host, found in by_host.items()})
+        who = who_has_what((host, ", ".join(sorted(found))) for host, found in by_host.items())
         for host in odd.places if odd else ():
-            usual = ", ".join(sorted(odd.usual)) if odd and odd.usual else "another one"
+            usual = ", ".join(sorted(odd.usual)) if odd and odd.usual else ""
+            mine = ", ".join(sorted(by_host[host]))
             yield Finding(
                 FIRMWARE,
-                f"{board}: {', '.join(sorted(by_host[host]))} here; the other hosts: {usual}",
+                f"{board}: " + (f"{mine} here; the other hosts: {usual}" if usual else who),
                 Where(hosts=(host,)),
+                {WHO: who},
             )
 
 

@@ -17,6 +17,7 @@ from nccl_doctor.api import (
     odd_ones_out,
     place_of,
 )
+from nccl_doctor.toolkit.hosts import WHO, who_has_what
 
 HOW_NEAR = ("same PCIe switch", "same root complex", "same NUMA node", "another NUMA node")
 """From near to far. In a virtual machine all devices often seem to be in one root complex."""
@@ -147,6 +148,7 @@ def _pairs(hosts: Sequence[Sequence[tuple[Rank, Mapping[str, Any]]]]) -> Iterato
     for alike in sizes.values():
         shapes = {mine[0][0].host.id: _shape(mine) for mine in alike}
         odd = odd_ones_out(shapes)
+        who = who_has_what((mine[0][0].host.label, _in_words(mine)) for mine in alike)
         for mine in alike if odd else ():
             host = mine[0][0].host
             if odd is None or host.id not in odd.places:
@@ -168,7 +170,10 @@ def _pairs(hosts: Sequence[Sequence[tuple[Rank, Mapping[str, Any]]]]) -> Iterato
                 NIC_PAIRS,
                 f"{'; '.join(shown)}; {rest}",
                 place_of(rank for rank, _ in mismatched) | Where(hosts=(host.label,)),
-                {"pairs": {str(rank.local_rank): facts["rdma"]["names"] for rank, facts in mine}},
+                {
+                    "pairs": {str(rank.local_rank): facts["rdma"]["names"] for rank, facts in mine},
+                    WHO: who,
+                },
                 confidence=Confidence.LIKELY if odd.usual else Confidence.POSSIBLE,
             )
 
@@ -179,6 +184,11 @@ def _shape(mine: Sequence[tuple[Rank, Mapping[str, Any]]]) -> tuple[Any, ...]:
 
 def _one(rank: Rank, facts: Mapping[str, Any]) -> tuple[Any, ...]:
     return rank.local_rank or 0, facts["rdma"]["near"], tuple(facts["rdma"]["at"])
+
+
+def _in_words(mine: Sequence[tuple[Rank, Mapping[str, Any]]]) -> str:
+    """The NIC beside each local rank, in order."""
+    return ", ".join(f"{rank.local_rank}: {_names(facts['rdma'])}" for rank, facts in mine)
 
 
 def _names(rdma: Mapping[str, Any]) -> str:

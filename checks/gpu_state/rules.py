@@ -30,6 +30,7 @@ from nccl_doctor.toolkit.gpu.kinds import (
 )
 from nccl_doctor.toolkit.gpu.lost import ended_in_driver, unless_serviced
 from nccl_doctor.toolkit.gpu.nvml import LOST, device_name
+from nccl_doctor.toolkit.hosts import WHO
 from nccl_doctor.toolkit.shared_kinds import FABRIC_MANAGER_DOWN, GPU_DIFFERS, GPU_UNHEALTHY
 
 from .drift import across_hosts, within_host
@@ -82,7 +83,10 @@ def judge_gpus(cluster: Cluster) -> Iterator[Finding]:
     compared = any(facts["devices"] for _, facts in cluster.facts("backend_device"))
     for drift in across_hosts(hosts, count=not compared):
         where = Where(hosts=tuple(sorted(labels[key].label for key in drift.places)))
-        yield Finding(GPU_DIFFERS, drift.text, where, severity=drift.severity)
+        who = drift.in_words({key: host.label for key, host in labels.items()})
+        text = "; ".join(f"{trait} {words}" for trait, words in who.items())
+        text = f"{text}: equally many have each" if drift.tie else drift.text
+        yield Finding(GPU_DIFFERS, text, where, {WHO: who}, severity=drift.severity)
 
 
 def _weighed(cluster: Cluster, finding: Finding) -> Finding:

@@ -59,6 +59,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.gpu.devices import host_gpus
 from nccl_doctor.toolkit.gpu.mnnvl import neighbours
+from nccl_doctor.toolkit.hosts import WHO, who_has_what
 
 from .daemon import ImexFacts, read_daemon
 
@@ -135,6 +136,9 @@ def _lists(hosts: Sequence[Host], seen: Mapping[int, Mapping[str, Any]]) -> Iter
             confidence=Confidence.LIKELY,
         )
         return
+    who = who_has_what(
+        (host.label, ", ".join(sorted(lists[host.id]))) for host in hosts if host.id in lists
+    )
     usual = next(iter(lists.values())) if odd is None or odd.usual is None else odd.usual
     for host in hosts:
         if odd is not None and host.id in odd.places:
@@ -142,7 +146,7 @@ def _lists(hosts: Sequence[Host], seen: Mapping[int, Mapping[str, Any]]) -> Iter
                 NODES_DIFFER,
                 _difference(lists[host.id], usual, seen[host.id]["file"]),
                 Where(hosts=(host.label,)),
-                {"nodes": sorted(lists[host.id]), "elsewhere": sorted(usual)},
+                {"nodes": sorted(lists[host.id]), "elsewhere": sorted(usual), WHO: who},
                 confidence=Confidence.LIKELY,
             )
         elif _is_missing(host, usual):

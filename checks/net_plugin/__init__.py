@@ -174,7 +174,8 @@ class NetPlugin(Check):
         severity = Severity.FAIL if efa else None
         left = [(host, facts["loaded"]) for host, facts in seen if host.id not in reported]
         for finding in only_some_load(DIFFERS, left, len(seen), severity):
-            yield finding.replaced(evidence={host.label: facts["tried"] for host, facts in seen})
+            tried = {host.label: facts["tried"] for host, facts in seen}
+            yield finding.replaced(evidence={**finding.evidence, "tried": tried})
         yield from differing_builds(DIFFERS, [(host, facts.get("build")) for host, facts in use])
 
 

@@ -9,6 +9,8 @@ from nccl_doctor.model.findings import Where
 from nccl_doctor.toolkit.net.interfaces import is_link_local, is_virtual, leads_inside
 
 _MOST_NAMES = 4
+WHO = "who has what"
+"""Key of the evidence that holds a difference in words."""
 MASTER_NOT_SET = "master-not-set"
 """Code of the note on a MASTER_ADDR and MASTER_PORT that nobody gave."""
 
@@ -74,6 +76,14 @@ def sides_in_words(sides: Mapping[str, Sequence[str]]) -> str:
         f"{value} on {_some(names)}"
         for value, names in sorted(sides.items(), key=lambda side: (-len(side[1]), side[0]))
     )
+
+
+def who_has_what(claims: Iterable[tuple[str, str]]) -> str:
+    """A difference in words, from (place, value as text) in any order: as `sides_in_words`."""
+    sides: dict[str, dict[str, None]] = {}
+    for place, value in claims:
+        sides.setdefault(value, {})[place] = None
+    return sides_in_words({value: list(places) for value, places in sides.items()})
 
 
 def _some(names: Sequence[str]) -> str:

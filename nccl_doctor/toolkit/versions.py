@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from nccl_doctor.model.cluster import Cluster, Rank
 from nccl_doctor.model.findings import Confidence, Finding, Kind, Where
 from nccl_doctor.toolkit.blame import odd_ones_out
-from nccl_doctor.toolkit.hosts import sides_in_words
+from nccl_doctor.toolkit.hosts import sides_in_words, who_has_what
 
 _ARCH = re.compile(r"(sm|compute)_(\d+)([af]?)")
 
@@ -120,6 +120,17 @@ def differences(stacks: Mapping[int, Mapping[str, str]]) -> tuple[Difference, ..
         )
         for (places, tie), found in merged.items()
     )
+
+
+def sides_on_hosts(odd: Difference, labels: Mapping[int, str]) -> dict[str, str]:
+    """Component → in words, the hosts that have each version; `labels`: place → name of its host.
+
+    A host whose ranks differ has more than one.
+    """
+    return {
+        name: who_has_what((labels[p], version) for version, ps in sides.items() for p in ps)
+        for name, sides in odd.sides.items()
+    }
 
 
 def _sides(stacks: Mapping[int, Mapping[str, str]], name: str) -> dict[str, tuple[int, ...]]:

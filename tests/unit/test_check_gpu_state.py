@@ -85,7 +85,7 @@ def test_two_hosts_that_differ_are_a_tie() -> None:
         CHECK, cluster_of(state(0), every(1, max_sm_clock_mhz=1500)), "gpu-differs",
         hosts=["nd0", "nd1"],
     )  # fmt: skip
-    assert "highest SM clock 1500 MHz or 1980 MHz: equally many have each" in found.message
+    assert "highest SM clock 1500 MHz on nd1; 1980 MHz on nd0: equally many have" in found.message
 
 
 def test_a_host_with_one_odd_gpu_is_not_odd_itself() -> None:

@@ -8,16 +8,32 @@ from dataclasses import dataclass
 from typing import Any
 
 from nccl_doctor.model.findings import Severity
+from nccl_doctor.toolkit.hosts import sides_in_words
 from nccl_doctor.toolkit.versions import Difference
 
 
 @dataclass(frozen=True)
 class Drift:
-    """A difference that the odd ones have in common; `places` are keys of what was compared."""
+    """A difference that the odd ones have in common.
+
+    `places` are keys of what was compared, `sides`: trait → value → the places that have it; `tie`:
+    whether no side is the majority.
+    """
 
     places: tuple[int, ...]
     text: str
     severity: Severity
+    sides: Mapping[str, Mapping[str, tuple[int, ...]]]
+    tie: bool
+
+    def in_words(self, names: Mapping[int, str]) -> dict[str, str]:
+        """Trait → who has what, by the name of each place."""
+        return {
+            trait: sides_in_words(
+                {value: [names[place] for place in places] for value, places in sides.items()}
+            )
+            for trait, sides in self.sides.items()
+        }
 
 
 def drifts(found: Sequence[Difference], severity: Severity, others: str) -> Iterator[Drift]:
@@ -25,10 +41,11 @@ def drifts(found: Sequence[Difference], severity: Severity, others: str) -> Iter
     for odd in found:
         if odd.tie:
             sides = [f"{name} {' or '.join(sorted(values))}" for name, values in odd.sides.items()]
-            yield Drift(odd.places, f"{'; '.join(sides)}: equally many have each", severity)
+            text = f"{'; '.join(sides)}: equally many have each"
+            yield Drift(odd.places, text, severity, odd.sides, odd.tie)
         else:
             text = f"{_words(odd.values)}; {others} {_words(odd.usual)}"
-            yield Drift(odd.places, text, severity)
+            yield Drift(odd.places, text, severity, odd.sides, odd.tie)
 
 
 def known(traits: Mapping[str, Any]) -> dict[str, str]:

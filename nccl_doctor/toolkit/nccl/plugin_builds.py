@@ -8,6 +8,7 @@ from typing import Any
 from nccl_doctor.model.cluster import Host
 from nccl_doctor.model.findings import Confidence, Finding, Kind, Severity, Where
 from nccl_doctor.toolkit.blame import odd_ones_out
+from nccl_doctor.toolkit.hosts import WHO, who_has_what
 
 
 def only_some_load(
@@ -35,6 +36,7 @@ def only_some_load(
         kind,
         f"{len(having)} of {total} hosts load {' or '.join(libraries)}, {len(without)} load none",
         place_of_hosts(without + having if tie else odd),
+        {WHO: who_has_what((host.label, loaded or "none") for host, loaded in seen)},
         severity=severity,
         confidence=Confidence.POSSIBLE if tie else Confidence.LIKELY,
     )
@@ -61,6 +63,9 @@ def differing_builds(
     odd = odd_ones_out({host.id: mark for mark, each in hosts.items() for host in each})
     if odd is None:
         return
+    who = who_has_what(
+        (host.label, _in_words(builds[mark])) for mark, each in hosts.items() for host in each
+    )
     parts = [list(builds)] if odd.usual is None else [[m] for m in builds if m != odd.usual]
     for marks in parts:
         text = " and ".join(_in_words(builds[mark]) for mark in marks)
@@ -73,7 +78,7 @@ def differing_builds(
             kind,
             text,
             place_of_hosts([host for mark in marks for host in hosts[mark]]),
-            {mark: dict(builds[mark]) for mark in alike},
+            {**{mark: dict(builds[mark]) for mark in alike}, WHO: who},
             severity=None if len(looks) > 1 else Severity.INFO,
             confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,
         )
