@@ -3,7 +3,8 @@
 What it checks
 --------------
 Hosts and ranks that never signed in, late arrivals, and ranks, node ranks and local ranks that
-exist twice. And whether all ranks have the same world size and node count.
+exist twice. Whether all ranks have the same world size and node count. And whether a host took long
+to reach the store though it was up, for no reason that another check found.
 
 Why it matters
 --------------
@@ -19,7 +20,9 @@ When it is wrong
 ----------------
 If two hosts have two different values, it is not known which one is right: both are named. With
 --nnodes=MIN:MAX only MIN hosts have to come: MAX are waited for, what is between is information. A
-host that is slow to start counts as absent only if it is slower than --join-timeout. Absent hosts
+host that is slow to start counts as absent only if it is slower than --join-timeout. joining-slow
+judges only the connection to a store that is up, and says nothing where look-ups, losses or a busy
+machine explain it: what is left may be a pause of the process or of the machine. Absent hosts
 are shown with the names that Slurm or Kubernetes gave to the nodes of their numbers. Why a host
 could not reach the master is in that host's own report; `nccl-doctor report merge` combines the
 two.
@@ -59,6 +62,7 @@ from nccl_doctor.toolkit.versions import Disagreement, disagreement
 
 from .claims import claimed_ranks, stands_for
 from .kept_out import HOST_ABSENT, kept_out
+from .slow_joining import SLOW, slow_joining
 
 LATE_INFO_S = 5.0
 """Importing torch from a cold file system takes that long; a smaller delay is not late."""
@@ -140,9 +144,9 @@ class Ranks(Check):
     scope = Scope.RANK
     kinds = (
         HOST_ABSENT, RANK_ABSENT, LATE, DUPLICATE, NODE_DUPLICATE, LOCAL_DUPLICATE, NNODES,
-        WORLD_SIZE, HOSTS_FEWER,
+        WORLD_SIZE, HOSTS_FEWER, SLOW,
     )  # fmt: skip
-    reads = ("master_firewall", "port")
+    reads = ("firewall", "loss", "master_addr", "master_firewall", "own_name", "port")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """The rank numbers and sizes that the launcher gave to this process; None if not given."""
@@ -177,6 +181,7 @@ class Ranks(Check):
             yield from _absent(cluster, _causes(cluster, spare, nnodes, world))
             yield from kept_out(cluster, spare)
         yield from _late(cluster, spare)
+        yield from slow_joining(cluster)
 
 
 def _given(cluster: Cluster, field: str) -> Iterator[tuple[Rank, Any]]:

@@ -72,8 +72,9 @@ def connect(run: Run, token: str, road: Finding | None) -> tuple[ControlStore, b
     master, port = str(run.launch.master_addr), run.launch.master_port or 0
     run.progress.say(f"signing in at {master}:{port}")
     if not serves:
-        found = look_up(master, SHORT_ROAD_S).answers
-        at = first_to_answer(found, port) if len(found) > 1 else ""
+        with run.joining.phase("look_up_s"):
+            found = look_up(master, SHORT_ROAD_S).answers
+            at = first_to_answer(found, port) if len(found) > 1 else ""
         return _connected(run, at or master, port, patience), False
     # Rank 0 reaches the store that it serves even where MASTER_ADDR is another machine: the others
     # cannot, and it is the one to say so. Unless another rank 0 serves there.
@@ -81,7 +82,7 @@ def connect(run: Run, token: str, road: Finding | None) -> tuple[ControlStore, b
     own.put("server", token)
     if not identity.is_this_host(master):
         with contextlib.suppress(StoreLost, StoreTimeout):
-            other = _connected(run, master, port, SHORT_ROAD_S)
+            other = _store(run, master, port, SHORT_ROAD_S)
             if not _is_served_by(other, token):
                 return other, True
     return own, False
@@ -102,6 +103,11 @@ def first_to_answer(addresses: Sequence[str], port: int) -> str:
 
 
 def _connected(run: Run, host: str, port: int, timeout_s: float) -> ControlStore:
+    with run.joining.watched("connect_s"):
+        return _store(run, host, port, timeout_s)
+
+
+def _store(run: Run, host: str, port: int, timeout_s: float) -> ControlStore:
     seal = first_seal(run)
     return ControlStore(host, port, timeout_s=timeout_s, prefix=MEETING, seal=seal)
 

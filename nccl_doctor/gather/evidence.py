@@ -225,6 +225,7 @@ class EvidenceLog:
             pid=who.pid,
             signed_in_s=round(self._signed_in_s[seat], 3),
             last_breadcrumb=_last_breadcrumb(facts),
+            joining=who.joining,
             facts={c: r for c, r in facts.items() if self._scopes.get(c) is not Scope.HOST},
         )
 

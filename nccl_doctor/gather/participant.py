@@ -115,7 +115,8 @@ class Participant:
     def _depart(self) -> ParticipantResult:
         run = self._run
         run.progress.say("importing torch")
-        import_torch()
+        with run.joining.phase("torch_s"):
+            import_torch()
         try:
             return self._take_part(open_store(run))
         except StoreLost as error:
@@ -135,7 +136,9 @@ class Participant:
         self._token = who.token
         self._evidence.sign_in(run.seat, who, 0.0)
         self._leave_view()
-        who = replace(who, facts=examine_alone(run))
+        with run.joining.phase("examined_s"):
+            facts = examine_alone(run)
+        who = replace(who, facts=facts)
         self._evidence.sign_in(run.seat, who, 0.0)
         self._leave_view()
         if scarce is not None:
@@ -175,7 +178,8 @@ class Participant:
             run.progress.say("waiting for the coordinator")
             patience = min(run.options.join_timeout_s + 3 * SETTLE_S, run.left())
             try:
-                run_id = opened(meeting, patience, run.progress.tick)
+                with run.joining.phase("opened_s"):
+                    run_id = opened(meeting, patience, run.progress.tick)
             except StoreTimeout:
                 return self._own_view(
                     kinds.COORDINATOR_LOST,
@@ -204,7 +208,9 @@ class Participant:
         """Take a seat in a run. Returns the store, for messages of that run."""
         run, key = self._run, self._run.config.key
         self._box = box = meeting.beside(prefix_of(run_id), seal_of(key, run_id))
-        run.seat = box.add("seats", 1) - 1
+        with run.joining.phase("seat_s"):
+            run.seat = box.add("seats", 1) - 1
+        who = replace(who, joining=dict(run.joining.seconds))
         if not self._goes_with_coordinator():
             guardian.signed_in(
                 death=death_of(os.getpid(), run.launch.rank, ""),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from nccl_doctor.gather.joining import Joining
 from nccl_doctor.gather.partial_reports import Redaction
 from nccl_doctor.gather.progress import Progress
 from nccl_doctor.gather.store_server import Door
@@ -80,6 +81,7 @@ class Run:
     hosts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     joined: bool = False
     more_s: int = 0
+    joining: Joining = field(default_factory=Joining)
 
     @property
     def registry(self) -> Registry:

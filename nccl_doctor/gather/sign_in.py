@@ -10,7 +10,11 @@ from typing import Any
 
 from nccl_doctor.launch import identity
 from nccl_doctor.model.cluster import Facts, facts_to_json
-from nccl_doctor.model.cluster_json import facts_from_json, launch_from_json
+from nccl_doctor.model.cluster_json import (
+    facts_from_json,
+    joining_from_json,
+    launch_from_json,
+)
 from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.limits import MAX_RANKS
@@ -92,6 +96,7 @@ class SignIn:
     env: Mapping[str, str] = field(default_factory=dict)
     device: str | None = None
     backend: str = ""
+    joining: Mapping[str, float] = field(default_factory=dict)
     facts: Facts = field(default_factory=dict)
 
     @property
@@ -117,6 +122,7 @@ class SignIn:
                 "key": self.host_key,
                 "addresses": list(self.addresses),
             },
+            "joining": dict(self.joining),
             "facts": facts_to_json(self.facts),
         }
 
@@ -140,6 +146,7 @@ class SignIn:
             env={name: env.get(name, str) for name in env.data},
             device=None if node.data.get("device") is None else node.text("device", _TEXT_MAX),
             backend=node.one_of("backend", _BACKENDS, ""),
+            joining=joining_from_json(node),
             facts=facts_from_json(node),
         )
 

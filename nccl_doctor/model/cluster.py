@@ -181,7 +181,11 @@ class Rank:
     has a GPU for it, else `cpu`. `backend` is what its own --backend says: `auto`, `nccl` or
     `gloo`; empty where it did not say. A rank that never signed in has `reported` False, and no
     launch, environment or facts; `refused` is then the code of the finding that says why its
-    messages were not taken, if any came. `extra` are keys of another version.
+    messages were not taken, if any came. `joining` are the seconds of each phase until it had a
+    seat, as far as it said: `torch_s` (import), `examined_s` (its own checks), `look_up_s` (of
+    MASTER_ADDR), `connect_s` (to the store), `opened_s` (rank 0 opens the run), `seat_s`; of
+    `connect_s`, `cpu_waited_s` without a CPU; and `load` of the machine for each CPU at that time.
+    `extra` are keys of another version.
     """
 
     seat: int
@@ -197,8 +201,22 @@ class Rank:
     signed_in_s: float = 0.0
     last_breadcrumb: str | None = None
     refused: str = ""
+    joining: Mapping[str, float] = field(default_factory=dict)
     facts: Facts = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+JOINING = (
+    "torch_s",
+    "examined_s",
+    "look_up_s",
+    "connect_s",
+    "opened_s",
+    "seat_s",
+    "cpu_waited_s",
+    "load",
+)
+"""Keys of `Rank.joining`."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from nccl_doctor.model.cluster import (
+    JOINING,
     Cluster,
     Facts,
     Host,
@@ -65,6 +66,7 @@ def _rank_to_json(rank: Rank) -> Json:
         "signed_in_s": rank.signed_in_s,
         "facts": facts_to_json(rank.facts),
         **({"refused": rank.refused} if rank.refused else {}),
+        **({"joining": dict(rank.joining)} if rank.joining else {}),
         **rank.extra,
     }
 
@@ -153,8 +155,15 @@ def _rank(node: Node, hosts: Mapping[int, Host]) -> Rank:
         signed_in_s=node.get("signed_in_s", float, 0.0),
         last_breadcrumb=node.maybe("last_breadcrumb", str),
         refused=node.get("refused", str, ""),
+        joining=joining_from_json(node),
     )
     return replace(rank, facts=facts_from_json(node), extra=node.beyond(_rank_to_json(rank)))
+
+
+def joining_from_json(node: Node) -> dict[str, float]:
+    """The phases at `joining` that this version knows; ValueError if one is no time."""
+    phases = Node(f"{node.path}.joining", node.get("joining", dict, {}))
+    return {name: phases.seconds(name) for name in JOINING if name in phases.data}
 
 
 def launch_from_json(node: Node) -> Launch:

@@ -170,3 +170,17 @@ def test_a_host_with_which_there_were_too_many_ranks_does_not_sign_in(
 ) -> None:
     with nullcontext() if fits else pytest.raises(ValueError, match="more than 131072 ranks"):
         assert grown((2, 1), sign_in(node, nproc).launch) == (max(2, node + 1), nproc)
+
+
+def test_the_phases_of_joining_come_with_the_sign_in() -> None:
+    """Those of another version are left out; what is no number makes the message invalid."""
+    who = replace(sign_in(0, 1), joining={"connect_s": 1.5, "load": 0.25})
+    data = json.loads(json.dumps(who.to_json()))
+    data["joining"]["asleep_s"] = 3.0
+    log = EvidenceLog(host_launch(Flags(nnodes=3, node_rank=0, master_addr="nd0"), 1), {}, {})
+    log.sign_in(0, SignIn.from_json(0, data), 0.0)
+    (rank,) = log.cluster(Options(), "gloo", complete=False).present
+    assert rank.joining == {"connect_s": 1.5, "load": 0.25}
+    data["joining"]["connect_s"] = "long"
+    with pytest.raises(ValueError, match="connect_s"):
+        SignIn.from_json(0, data)

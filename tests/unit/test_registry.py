@@ -436,7 +436,7 @@ CODES = """
     peer-no-route mtu-differs mtu-blackhole peer-blocked peer-one-way peer-intercepted
     host-cut-off link-flapped bond-member-down bond-split bond-speeds-differ
     neighbour-table-small arp-answered-by-other-nic address-answered-by-another
-    host-absent rank-absent rank-late node-rank-duplicate rank-duplicate nnodes-differs
+    host-absent rank-absent rank-late joining-slow node-rank-duplicate rank-duplicate nnodes-differs
     world-size-differs nproc-differs local-rank-duplicate machine-id-duplicate host-shared-by-nodes
     backend-device-mismatch nccl-unavailable gpu-missing gpu-hidden gpu-shared-by-ranks
     gpu-unhealthy driver-mismatch arch-unsupported version-differs gpu-differs
