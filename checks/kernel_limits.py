@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -55,6 +55,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.host import TIME_WAIT, tcp_sockets
 from nccl_doctor.toolkit.net.ports import reserve_port, reserved_ports
+from nccl_doctor.toolkit.net.tcp_counters import read_tcp_counters
 
 LISTEN_BACKLOG_LOW = Kind(
     code="listen-backlog-low",
@@ -86,6 +87,20 @@ _WANTED = 32
 """Ports of a rank: NCCL listens for its bootstrap, proxy and network channels; each group again."""
 
 
+class KernelLimitsFacts(TypedDict, total=False):
+    """Facts that `observe` returns; other checks read `tcp`."""
+
+    somaxconn: int | None
+    abort_on_overflow: bool
+    range: list[int] | None
+    local_ranks: int
+    tcp: dict[str, int]
+    taken: int
+    time_wait: int
+    reserved: int
+    reserved_ports: str
+
+
 class KernelLimits(Check):
     """Compares limits of the kernel with the size of the job."""
 
@@ -93,24 +108,26 @@ class KernelLimits(Check):
     layer = Layer.PORT
     kinds = (LISTEN_BACKLOG_LOW, PORTS_EXHAUSTED)
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> KernelLimitsFacts:
         """`range`: lowest and highest port; `taken`: how many of them sockets hold, `time_wait`:
         how many of these are only in TIME_WAIT; `reserved`: how many are reserved, and
-        `reserved_ports`: the setting. None for what cannot be read.
+        `reserved_ports`: the setting. None for what cannot be read. `tcp`: the kernel's counters of
+        TCP, for check `retransmissions`.
         """
         ipv4 = ctx.root / "proc/sys/net/ipv4"
         ports = _words(ipv4 / "ip_local_port_range")
         backlog = _words(ctx.root / "proc/sys/net/core/somaxconn")
         if len(ports) != 2 and not backlog:
             raise Untested("the kernel's network settings cannot be read")
-        facts: dict[str, Any] = {
+        facts: KernelLimitsFacts = {
             "somaxconn": int(backlog[0]) if backlog else None,
             "abort_on_overflow": _words(ipv4 / "tcp_abort_on_overflow") == ["1"],
             "range": [int(port) for port in ports] if len(ports) == 2 else None,
             "local_ranks": ctx.launch.local_world_size or 1,
+            "tcp": read_tcp_counters(ctx.root),
         }
-        if facts["range"]:
-            low, high = facts["range"]
+        if len(ports) == 2:
+            low, high = (int(port) for port in ports)
             held, waiting = _sockets(ctx.root)
             inside = range(low, high + 1)
             facts["taken"] = sum(port in inside for port in held | waiting)

@@ -7,7 +7,8 @@ TCP, eight at a time, and the kernel counts those that it had to send again: so 
 no queue overflows. Where two or more were lost, the hosts at both ends, and others to compare with,
 do it once more, five times as long. What was lost in both tries is blamed on the host that explains
 all of it (into it, out of it), or else on the link. Where the receiving host counts packets that
-arrived damaged, or that it dropped itself, its interface is the cause.
+arrived damaged, or that it dropped itself, its interface is the cause. The evidence also shows by
+how much the kernel's own counters of TCP rose at both ends (check `retransmissions`).
 
 Why it matters
 --------------
@@ -36,7 +37,7 @@ retransmissions); RFC 8985 (RACK-TLP); ethtool(8).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nccl_doctor.api import (
@@ -59,6 +60,7 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.nccl.survey import other_answers
 from nccl_doctor.toolkit.net.interfaces import interfaces
+from nccl_doctor.toolkit.net.tcp_counters import tcp_rises
 from nccl_doctor.toolkit.peers.calls import Matrix, call_on_chosen_addresses, calls_deadline
 from nccl_doctor.toolkit.peers.calm import Calm
 from nccl_doctor.toolkit.peers.drops import (
@@ -113,7 +115,7 @@ class Loss(Check):
     together = True
     kinds = (LINK_LOSSY, DAMAGED, DROPPED)
     turn = Turn.LAST
-    reads = ("firewall", "interfaces")
+    reads = ("firewall", "interfaces", "kernel_limits", "retransmissions")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """One more try among the hosts at the ends of doubtful roads, and some others."""
@@ -148,6 +150,8 @@ class Loss(Check):
         """
         losses = read_losses(cluster)
         labels = host_labels(cluster)
+        rises = tcp_rises(cluster) if losses.causes else {}
+        risen = {host.label: rises[host.id] for host in cluster.hosts if host.id in rises}
         for cause in losses.causes:
             receivers = {receiver for _, receiver in cause.pairs}
             level = Severity.FAIL if losses.of(cause).share >= HEAVY else Severity.WARN
@@ -157,7 +161,7 @@ class Loss(Check):
             yield from dropped
             named = {name for each in dropped for name in each.where.hosts}
             told = named == {labels[seat] for seat in receivers}
-            found = _finding(cluster, losses, cause, level)
+            found = _finding(cluster, losses, cause, level, risen)
             yield found.replaced(explained_by=dropped[0].code) if told else found
 
     def sections(self, cluster: Cluster) -> Iterator[HostLink]:
@@ -177,8 +181,17 @@ def _counts(root: Path) -> Counts:
     return found
 
 
-def _finding(cluster: Cluster, losses: Losses, cause: Cause[int], level: Severity) -> Finding:
-    """The finding for one cause; a comparison alone is never certain."""
+def _finding(
+    cluster: Cluster,
+    losses: Losses,
+    cause: Cause[int],
+    level: Severity,
+    risen: Mapping[str, Mapping[str, int]],
+) -> Finding:
+    """The finding for one cause; a comparison alone is never certain.
+
+    `risen`: name of a host → by how much the kernel's counters rose there.
+    """
     labels = host_labels(cluster)
     lost = losses.of(cause)
     words = f"{lost.lost} of {lost.segments} segments lost ({100 * lost.share:.1f} %)"
@@ -191,6 +204,7 @@ def _finding(cluster: Cluster, losses: Losses, cause: Cause[int], level: Severit
     ]
     most = 2 * len(cause.pairs) > len(losses.again)
     unsure = most or cause.confidence is Confidence.POSSIBLE
+    ends = sorted(labels[end] for end in cause.ends)
     nics = tuple(sorted({nic for end in cause.ends for nic in losses.interfaces.get(end, ())}))
     return Finding(
         LINK_LOSSY.variant(title=_ALL_ROADS) if cause.is_host else LINK_LOSSY,
@@ -200,7 +214,7 @@ def _finding(cluster: Cluster, losses: Losses, cause: Cause[int], level: Severit
             links=() if cause.is_host else link_names(labels, cause.pairs),
             interfaces=nics if cause.is_host else (),
         ),
-        {"roads": calls},
+        {"roads": calls, "counters": {name: risen[name] for name in ends if name in risen}},
         fix=LINK_LOSSY.fix.replace("<nic>", "/".join(nics) or "<nic>"),
         severity=level,
         confidence=Confidence.POSSIBLE if unsure else Confidence.LIKELY,

@@ -117,6 +117,7 @@ def test_reading(tmp_path: Path) -> None:
         "reserved": 2,
         "reserved_ports": "22,50009-50020,50005",
         "local_ranks": 8,
+        "tcp": {},
     }
 
 

@@ -97,7 +97,8 @@ def test_a_plug_in_has_its_turn_in_its_layer(install, turn):
     install(source + f"    turn = Turn.{turn.name}\n", f"moon_{turn.value}")
     names = [check.name for check in registry.load().checks if check.layer is Layer.SPEED]
     first = ["links"]
-    last = ["hardware_errors", "held_connections", "memory_kills", "rdma_errors", "throttling"]
+    last = ["hardware_errors", "held_connections", "memory_kills", "rdma_errors"]
+    last += ["retransmissions", "throttling"]
     where = {Turn.FIRST: 1, Turn.ANY: 2, Turn.LAST: 6}[turn]
     expected = [*first, "group_speed", "network_speed", *last]
     assert names == [*expected[:where], "moon", *expected[where:]]
@@ -437,6 +438,7 @@ CODES = """
     host-cut-off link-flapped bond-member-down bond-split bond-speeds-differ
     neighbour-table-small arp-answered-by-other-nic address-answered-by-another
     host-absent rank-absent rank-late joining-slow node-rank-duplicate rank-duplicate nnodes-differs
+    retransmissions-high
     world-size-differs nproc-differs local-rank-duplicate machine-id-duplicate host-shared-by-nodes
     backend-device-mismatch nccl-unavailable gpu-missing gpu-hidden gpu-shared-by-ranks
     gpu-unhealthy driver-mismatch arch-unsupported version-differs gpu-differs
