@@ -62,7 +62,7 @@ from nccl_doctor.toolkit.net.routes import source_towards
 ADDRESS_DUPLICATE = Kind(
     code="address-duplicate",
     layer=Layer.ROUTE,
-    title="Two hosts have the same address",
+    title="Several hosts have the same address",
     why="Each of them reaches itself when it calls the other, and other hosts reach the one "
     "that spoke last.",
     fix="give one of the hosts another address",

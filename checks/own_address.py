@@ -56,6 +56,12 @@ OWN_ADDRESS_BLOCKED = Kind(
     why="Ranks on one host connect to each other at that address, through the loopback interface.",
     fix="nft insert rule inet filter input iif lo accept; or iptables -I INPUT -i lo -j ACCEPT",
 )
+NO_WAY = OWN_ADDRESS_BLOCKED.variant(
+    title="A host has no way to its own address",
+    why="Ranks on one host connect to each other at that address, through the loopback interface: "
+    "without it the kernel answers Network is unreachable.",
+    fix="ip link set lo up; ip route show table local lists the address",
+)
 DIAL_S = 2.0
 LOOK_UP_S = 2.0
 
@@ -102,7 +108,7 @@ class OwnAddress(Check):
             # This did not keep the host out: it would matter only later.
             needed = len(cluster.ranks_on(rank.host)) > 1 and rank.host.joined
             yield Finding(
-                OWN_ADDRESS_BLOCKED,
+                NO_WAY if last["outcome"] == "unreachable" else OWN_ADDRESS_BLOCKED,
                 f"{facts['address']} on {facts['interface']}: {last['outcome']}, twice "
                 f"({last['detail']})",
                 Where(hosts=(rank.host.label,)),

@@ -132,6 +132,14 @@ ARCH = Kind(
     "The first kernel fails with `no kernel image is available for execution on the device`.",
     "Install a torch build whose torch.cuda.get_arch_list() covers the GPU.",
 )
+GPU_HELD = GPU_UNHEALTHY.variant(
+    title="A setting or another process keeps CUDA from a GPU",
+    why="In compute mode Exclusive Process a GPU serves one process: the rank that comes second "
+    "fails.",
+    fix="nvidia-smi --query-gpu=compute_mode --format=csv; nvidia-smi -c DEFAULT, or end the "
+    "process that has the GPU",
+)
+NO_CUDA_HERE = DRIVER_MISMATCH.variant(title="The GPU driver does not offer CUDA on this GPU")
 _DRIVER_ERRORS = {
     34: (
         DRIVER_MISMATCH,
@@ -139,8 +147,9 @@ _DRIVER_ERRORS = {
     ),
     35: (DRIVER_MISMATCH, ""),
     36: (DRIVER_MISMATCH, ""),
+    46: (GPU_HELD, ""),
     801: (
-        DRIVER_MISMATCH,
+        NO_CUDA_HERE,
         "use a driver that supports this GPU here (vGPU: licence and CUDA enabled)",
     ),
     802: (FABRIC_MANAGER_DOWN, ""),

@@ -16,6 +16,15 @@ from nccl_doctor.toolkit.shared_kinds import FABRIC_MANAGER_DOWN
 from .gpu_kinds import C2C_DOWN
 from .trouble import Gpu, Trouble
 
+NOT_AS_IT_SHOULD = FABRIC_MANAGER_DOWN.variant(
+    title="The NVLink fabric is not set up as it should be for a GPU",
+    why="The GPU is registered and CUDA starts, but NVLinks or hosts may be missing in its part of "
+    "the fabric.",
+)
+GIVES_LESS = NVLINK_DOWN.variant(
+    title="The NVLink fabric gives a GPU less than it should",
+    why="Collectives go at the speed of this GPU, and all ranks wait for it.",
+)
 _TRUE, _FALSE = 1, 2
 """Values of a two-bit field of NVML_GPU_FABRIC_HEALTH_MASK_*; 0 is not supported."""
 _ROUTE_RECOVERY, _ROUTE_UNHEALTHY, _TIMEOUT_RECOVERY = 2, 4, 6
@@ -105,23 +114,23 @@ def _health(seen: Mapping[str, Any], mask: int, incorrect: str) -> Iterator[Trou
     """Troubles of a registered GPU."""
     if incorrect:
         text = f"the NVLink fabric is not set up for this GPU: {incorrect}"
-        yield Trouble(FABRIC_MANAGER_DOWN, text, severity=Severity.WARN)
+        yield Trouble(NOT_AS_IT_SHOULD, text, severity=Severity.WARN)
     if mask >> _PARTITION_ASSIGNED & 3 == _FALSE and mask >> _CONFIGURATION & 0xF != _NO_PARTITION:
         text = "the NVLink fabric has assigned this GPU to no partition"
-        yield Trouble(FABRIC_MANAGER_DOWN, text, _CONTROL, Severity.WARN, Confidence.LIKELY)
+        yield Trouble(NOT_AS_IT_SHOULD, text, _CONTROL, Severity.WARN, Confidence.LIKELY)
     if mask >> _CONTROLLER & 3 == _DISCONNECTED:
         text = "the NVLink fabric has lost its controller (global fabric manager)"
-        yield Trouble(FABRIC_MANAGER_DOWN, text, _CONTROL, Severity.WARN, Confidence.LIKELY)
+        yield Trouble(NOT_AS_IT_SHOULD, text, _CONTROL, Severity.WARN, Confidence.LIKELY)
     if seen["degraded"]:
-        yield Trouble(NVLINK_DOWN, "the NVLink fabric gives this GPU less bandwidth")
+        yield Trouble(GIVES_LESS, "the NVLink fabric gives this GPU less bandwidth")
     if mask >> _ROUTE_UNHEALTHY & 3 == _TRUE:
-        yield Trouble(NVLINK_DOWN, "the NVLink fabric reports unhealthy routes for this GPU")
+        yield Trouble(GIVES_LESS, "the NVLink fabric reports unhealthy routes for this GPU")
     for shift, words in (
         (_ROUTE_RECOVERY, "recovers routes of this GPU"),
         (_TIMEOUT_RECOVERY, "recovers from an access that timed out on this GPU"),
     ):
         if mask >> shift & 3 == _TRUE:
-            yield Trouble(NVLINK_DOWN, f"the NVLink fabric {words} right now", _WAIT)
+            yield Trouble(GIVES_LESS, f"the NVLink fabric {words} right now", _WAIT)
 
 
 def _incorrect(mask: int) -> str:

@@ -188,7 +188,7 @@ def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator
                 text = f"{one.text}; but a rank worked with it"
                 one = replace(one, text=text, confidence=Confidence.LIKELY)
             # The fabric belongs to the whole host.
-            foreign = one.kind is not FABRIC_MANAGER_DOWN and users.is_foreign(gpu)
+            foreign = one.kind.code != FABRIC_MANAGER_DOWN.code and users.is_foreign(gpu)
             same[one, foreign].append(gpu)
     for (one, foreign), sick in same.items():
         if one.kind is FABRIC_MANAGER_DOWN and cuda == _SYSTEM_NOT_READY:

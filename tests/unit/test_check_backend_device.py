@@ -304,6 +304,7 @@ def test_sharing_in_exclusive_mode_needs_mps() -> None:
         (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "mismatch", "driver-mismatch", "reboot"),
         (804, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", "compat", "driver-mismatch", "compat"),
         (801, "CUDA_ERROR_NOT_SUPPORTED", "not supported", "driver-mismatch", "vGPU"),
+        (46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "unavailable", "gpu-unhealthy", "-c DEFAULT"),
         (34, "CUDA_ERROR_STUB_LIBRARY", "stub library", "driver-mismatch", "stubs"),
         (999, "CUDA_ERROR_UNKNOWN", "unknown error", "gpu-unhealthy", ""),
         (None, "libcuda.so.1", "no such file", "driver-mismatch", "libcuda"),
@@ -440,9 +441,9 @@ def test_silent_hosts_and_ranks_without_numbers_are_left_alone() -> None:
 
 
 def test_every_kind_is_declared_once() -> None:
-    kinds = [value for value in vars(module).values() if isinstance(value, Kind)]
-    assert set(kinds) == set(check.kinds)
-    assert len({kind.code for kind in kinds}) == len(kinds)
+    codes = {value.code for value in vars(module).values() if isinstance(value, Kind)}
+    assert codes == {kind.code for kind in check.kinds}
+    assert len(codes) == len(check.kinds)
 
 
 def test_the_page_has_its_headings() -> None:

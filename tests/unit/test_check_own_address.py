@@ -26,13 +26,15 @@ def test_a_call_that_came_through_is_fine(outcomes: list[str]) -> None:
     assert judge(CHECK, make_cluster(check="own_address", by_host=by_host)) == []
 
 
-@pytest.mark.parametrize("outcome", ["dropped", "refused", "rejected"])
+@pytest.mark.parametrize("outcome", ["dropped", "refused", "rejected", "unreachable"])
 def test_a_host_that_does_not_reach_itself_is_the_one_to_blame(outcome: str) -> None:
     by_host = {"nd0": seen("connected"), "nd1": seen(outcome, outcome)}
     made = make_cluster(check="own_address", by_host=by_host)
     found = only(CHECK, made, "own-address-blocked", hosts=["nd1"])
     assert found.level is Severity.FAIL
     assert f"192.168.77.2 on eth0: {outcome}" in found.message
+    # The kernel has no way where the loopback interface is down.
+    assert ("ip link set lo up" in found.kind.fix) is (outcome == "unreachable")
     assert only(CHECK, shut_out(made, "nd1"), found.code, hosts=["nd1"]).level is Severity.WARN
     one_each = make_cluster(nproc=1, check="own_address", by_host=by_host)
     assert only(CHECK, one_each, found.code, hosts=["nd1"]).level is Severity.WARN

@@ -260,7 +260,11 @@ def test_one_bad_gpu_of_one_host(
     assert words in found.message
     assert found.level is Severity(severity)
     assert "BUS_ID" not in (found.fix or found.kind.fix)
-    works = {"4 uncorrected ECC errors since": "had errors", "Prohibited": "A setting"}
+    works = {
+        "4 uncorrected ECC errors since": "had errors",
+        "Prohibited": "A setting",
+        "less bandwidth": "less than it should",
+    }
     assert works.get(words, "") in found.kind.title
 
 
