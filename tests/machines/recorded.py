@@ -54,6 +54,7 @@ NOT_HERE: Mapping[str, str] = {
             "port",
             "rail_reach",
             "rendezvous_endpoint",
+            "retransmissions",
             "rp_filter",
             "uplink",
         ),

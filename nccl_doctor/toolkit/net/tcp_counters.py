@@ -46,7 +46,8 @@ def tcp_rises(cluster: Cluster) -> dict[int, dict[str, int]]:
     found = {}
     for rank, late in cluster.facts(*LAST):
         early = first.get(rank.host.id, {})
-        rise = {name: value - early[name] for name, value in late["tcp"].items() if name in early}
+        now = late.get("tcp") or {}
+        rise = {name: value - early[name] for name, value in now.items() if name in early}
         if rise and min(rise.values()) >= 0:
             found[rank.host.id] = rise
     return found
