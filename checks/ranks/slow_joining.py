@@ -63,8 +63,18 @@ def slow_joining(cluster: Cluster) -> Iterator[Finding]:
             f"{first.joining.get('cpu_waited_s', 0.0):.1f} s of them without a CPU",
             Where(hosts=(host.label,)),
             {"phases": dict(first.joining)},
+            _fix(first),
             confidence=Confidence.POSSIBLE,
         )
+
+
+def _fix(rank: Rank) -> str:
+    """The commands, with the address and the port of this job where they are known."""
+    launch = rank.launch
+    if launch is None or launch.master_addr is None:
+        return ""
+    words = SLOW.fix.replace("MASTER_ADDR", launch.master_addr)
+    return words.replace("MASTER_PORT", str(launch.master_port))
 
 
 def _slow_hosts(cluster: Cluster) -> Iterator[tuple[Host, Rank]]:

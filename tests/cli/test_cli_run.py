@@ -22,6 +22,8 @@ def test_run_without_a_launcher_examines_this_host(tmp_path: Path):
     assert done.stdout.startswith(f"nccl-doctor: PASS: {passed}")
     assert done.stdout.rstrip().endswith("exit code 0")
     assert {rank["rank"] for rank in data["ranks"]} == {0, 1}
+    for rank in data["ranks"]:
+        assert {"examined_s", "connect_s", "seat_s", "load"} <= set(rank["joining"])
     assert data["run"]["options"]["select"] == ["ranks", "collectives"]
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 

@@ -115,3 +115,11 @@ def test_the_stopwatch_knows_only_the_phases_of_the_record() -> None:
     assert set(taken.seconds) <= set(JOINING)
     assert 0 <= taken.seconds["torch_s"] < 5
     assert taken.seconds["load"] >= 0
+
+
+def test_the_commands_name_the_address_and_the_port_of_the_job() -> None:
+    (found,) = judge(CHECK, joined(SLOW, SLOW))
+    launch = joined(SLOW, SLOW).ranks[2].launch
+    assert launch is not None
+    assert f"getent ahostsv6 {launch.master_addr}" in found.fix
+    assert f"dport = :{launch.master_port}" in found.fix
