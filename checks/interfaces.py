@@ -85,6 +85,7 @@ PLUGIN_CARD_MISSING = INTERFACE_MISSING.variant(
     why="The network plug-in that NCCL would use is told to use a card that is not there: it may "
     "refuse to start, or leave out a rail that its peers have.",
 )
+COMM_ID_NOWHERE = INTERFACE_MISSING.variant(title="NCCL_COMM_ID leads to no interface of the host")
 INTERFACE_DOWN = Kind(
     code="interface-down",
     layer=Layer.ROUTE,
@@ -92,6 +93,12 @@ INTERFACE_DOWN = Kind(
     why="NCCL skips an interface without carrier; an address that gloo binds there cannot be "
     "reached.",
     fix="ip link set <nic> up, check the cable, or choose another interface: " + _EXACT,
+)
+NONE_RUNS = INTERFACE_DOWN.variant(
+    title="No interface of the host can carry what the job sends",
+    why="All of them are down, or have no address: the library finds none to listen on, and the "
+    "other hosts wait for this one until their time-out.",
+    fix="ip -br addr shows them: ip link set <nic> up, check the cable, and give it its address",
 )
 INTERFACE_LOOPBACK = Kind(
     code="interface-loopback",
@@ -219,7 +226,10 @@ def _bad_choice(
         kind, fault = INTERFACE_DOWN, "not running, or no address"
         if choice["problem"] != "down":
             kind = INTERFACE_MISSING if variable else INTERFACE_DOWN
+            kind = COMM_ID_NOWHERE if variable == COMM_ID else kind
             fault = _missing(choice, facts.get("asked"))
+        elif not (variable or names):
+            kind = NONE_RUNS
     elif loops and cluster.is_multi_host() and (used or library == "gloo" or variable):
         kind, fault = INTERFACE_LOOPBACK, f"the other hosts would get {loops[0][1]}"
         names = [pick[0] for pick in loops]
@@ -236,7 +246,7 @@ def _bad_choice(
             "decided by": choice["reason"],
             "interfaces": {nic["name"]: nic["addresses"] for nic in facts["interfaces"]},
         },
-        fix=_name_it(library, good, choice, kind, rank.host.label),
+        fix="" if kind is NONE_RUNS else _name_it(library, good, choice, kind, rank.host.label),
         severity=Severity.FAIL if fails else Severity.WARN if variable or used else Severity.INFO,
         # gloo looks up the host's own name: that is what to fix.
         explained_by=None if variable or library != "gloo" else "addr-loopback",

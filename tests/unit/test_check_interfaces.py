@@ -85,6 +85,17 @@ def test_an_nccl_comm_id_that_leads_nowhere(
     assert words in found.message
     assert found.fix.startswith("unset NCCL_COMM_ID")
     assert found.fix.endswith("NCCL 2.30.3 or newer")
+    assert found.kind.title.startswith("NCCL_COMM_ID leads") is (code == "interface-missing")
+
+
+def test_a_host_without_any_interface_that_runs() -> None:
+    world = World(3)
+    down = choice([], reason="no interface is running", problem="down")
+    world.facts["nd1"]["choices"] |= {"nccl-bootstrap": down, "nccl-sockets": down}
+    found = only(world.judge(), "interface-down")
+    assert (found.where.hosts, found.level) == (("nd1",), Severity.FAIL)
+    assert found.kind.title.startswith("No interface of the host")
+    assert (found.fix, "ip -br addr" in found.kind.fix) == ("", True)
 
 
 def test_a_configuration_file_is_named() -> None:

@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
-
-import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Finding
@@ -22,6 +21,7 @@ from tests.support.gpu_states import every as gpus
 from tests.support.gpu_states import state
 from tests.support.peers import NO_ROUTE, World, nic
 from tests.support.racks import rack, serves, tray
+from tests.support.rows import each_row
 from tests.unit import (
     test_check_amd_gpus,
     test_check_backend_device,
@@ -44,8 +44,6 @@ from tests.unit import (
     test_gpu_nics,
     test_gpu_orders,
 )
-
-pytestmark = pytest.mark.xdist_group("torch")
 
 Sides = Sequence[int]
 Made = tuple[str, Cluster]
@@ -233,6 +231,11 @@ def environment(sides: Sides, tmp: Path) -> Made:
     return "environment", environments(envs)
 
 
+def proxies(sides: Sides, tmp: Path) -> Made:
+    envs = [{"http_proxy": "http://10.0.0.9:3128"} if side else {} for side in sides]
+    return "environment", environments(envs)
+
+
 def net_plugins(sides: Sides, tmp: Path) -> Made:
     both = test_check_net_plugin.PLAIN, test_check_net_plugin.facts_of(loaded="libnccl-net.so")
     return "net_plugin", test_check_net_plugin.cluster_of(*(both[side] for side in sides))
@@ -289,6 +292,7 @@ CASES: list[tuple[str, tuple[str, str], Make]] = [
      lambda sides, _: ("cpus", test_check_cpus.clocks(
          *(test_check_cpus.clock(("performance", "schedutil")[side]) for side in sides)))),
     ("env-differs", ("NCCL_NET=IB", "NCCL_NET=Socket"), environment),
+    ("env-differs", ("no proxy", "a proxy"), proxies),
     ("gpu-differs", ("H100", "A100"), models),
     ("gpu-differs", ("700 W", "500 W"),
      lambda sides, _: ("gpu_state", gpu_states(*(
@@ -390,12 +394,14 @@ def _names(line: str, host: str, value: str) -> bool:
     return all(re.search(rf"(?<!\w){re.escape(word)}", line) for word in (f"{host}", value))
 
 
-@pytest.mark.parametrize("sides", [TWO, THREE], ids=["two hosts", "three hosts"])
-@pytest.mark.parametrize(("code", "values", "make"), CASES, ids=lambda each: str(each)[:40])
+@each_row(
+    ("code", "values", "make", "sides"),
+    [(*case, sides) for case in CASES for sides in (TWO, THREE)],
+)
 def test_a_difference_names_each_value_with_its_hosts(
     code: str, values: tuple[str, str], make: Make, sides: Sides, tmp_path: Path
 ) -> None:
-    check, cluster = make(sides, tmp_path)
+    check, cluster = make(sides, Path(mkdtemp(dir=tmp_path)))
     every = list(CHECKS[check].judge(cluster))
     found = [each for each in every if each.code == code]
     assert found, every
