@@ -42,6 +42,7 @@ Facts = Mapping[str, Any]
 NOT_HERE: Mapping[str, str] = {
     **dict.fromkeys(
         (
+            "advertised_addresses",
             "clock",
             "duplicate_address",
             "firewall",

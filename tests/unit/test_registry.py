@@ -405,7 +405,7 @@ CODES = """
     env-unknown-variable env-bad-value env-deprecated env-conflict env-debug-leftover env-differs
     timeout-too-short proxy-covers-master
     addr-unresolvable addr-loopback addr-differs addr-not-on-master dns-slow addr-family-mixed
-    addr-digits-only hostname-duplicate
+    addr-digits-only hostname-duplicate advertised-not-own advertised-same advertised-unreachable
     cuda-wheels-collide cuda-library-replaced library-loaded-twice library-differs
     torch-missing no-route addr-not-shared
     nccl-wheels-collide nccl-library-replaced nccl-backend-differs torch-known-hang
