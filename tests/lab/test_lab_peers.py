@@ -113,3 +113,29 @@ def test_a_firewall_that_limits_new_connections(make_lab: Callable[..., Lab]) ->
     root = check_cause(run, run.report, "peer-blocked", hosts=["nd1"])
     assert "connections in 2 s, begun at once, twice" in root["message"], str(run)
     assert run.codes == [1, 1, 1], str(run)
+
+
+def test_addresses_that_programs_would_tell(lab: Lab) -> None:
+    """nd1's default route is in a network of its own, and both hosts tell the address of nd0."""
+    host = lab["nd1"]
+    ends = ("type", "veth", "peer", "name", "mgmt0", "netns", str(host.init))
+    lab.in_switch("ip", "link", "add", "q1", *ends)
+    lab.in_switch("ip", "link", "set", "q1", "up")
+    for command in (
+        ("addr", "add", "10.99.0.2/24", "dev", "mgmt0"),
+        ("link", "set", "mgmt0", "up"),
+        ("route", "replace", "default", "dev", "mgmt0"),
+    ):
+        host.call("ip", *command)
+    few = ("--select", "advertised_addresses")
+    run = lab.plain_doctor(*few)
+    check_clean(run, PEERS_S)
+    assert run.report is not None, str(run)
+    (found,) = run.report["findings"]
+    assert (found["code"], found["where"]["hosts"]) == ("advertised-unreachable", ["nd1"]), str(run)
+    assert "default route 10.99.0.2" in found["message"], str(run)
+    assert (found["severity"], run.codes) == ("info", [0, 0]), str(run)
+
+    run = lab.plain_doctor(*few, env={"VLLM_HOST_IP": "192.168.77.1"})
+    root = check_cause(run, run.report, "advertised-same", hosts=["nd1"])
+    assert root["fix"] == "on nd1: export VLLM_HOST_IP=192.168.77.2", str(run)
