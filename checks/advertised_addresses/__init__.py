@@ -40,7 +40,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -61,6 +61,7 @@ from nccl_doctor.toolkit.peers.calls import call_others, calls_deadline, hold_ca
 from nccl_doctor.toolkit.peers.calm import Calm
 from nccl_doctor.toolkit.peers.echo import Talk, scoped
 from nccl_doctor.toolkit.peers.listeners import Listeners
+from nccl_doctor.toolkit.peers.visitors import Stranger
 
 from .rules import DATA, FQDN, NOT_OWN, ROUTE, SAME, UNREACHABLE, VARIABLES, judge_addresses
 
@@ -71,6 +72,16 @@ _TOGETHER = 8
 """Hosts that call each other: enough to tell a host from the road to it, however many there are."""
 _LONGEST = 200
 """Characters of a variable that are kept."""
+
+
+class AdvertisedFacts(TypedDict):
+    """Facts that `observe` returns; other checks read them."""
+
+    own: list[str]
+    advertised: list[dict[str, str]]
+    data: str
+    peers: dict[str, list[dict[str, Any]]]
+    strangers: list[Stranger]
 
 
 class AdvertisedAddresses(Check):
@@ -93,9 +104,10 @@ class AdvertisedAddresses(Check):
             groups[-2:] = [groups[-2][:-1], (groups[-2][-1], *groups[-1])]
         return (Round("calls", tuple(groups), calls_deadline(_TOGETHER), may_shrink=True),)
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> AdvertisedFacts:
         """`own` addresses; `advertised`: from `_advertised`; `data`: the own address towards
-        MASTER_ADDR; `peers`: from `call_others`, with what gives an address as its roles.
+        MASTER_ADDR; `peers`: from `call_others`, with what gives an address as its roles;
+        `strangers`: from `Visitors.strangers`, for check `firewall`.
         """
         nics = [nic for nic in interfaces() if nic.running and not nic.loopback]
         own = {address: nic for nic in nics for address in nic.addresses}
@@ -104,7 +116,13 @@ class AdvertisedAddresses(Check):
         source = source_towards(ctx.launch.master_addr, LOOK_UP_S)
         likely = likely_address([(nic.name, list(nic.addresses)) for nic in nics], source)
         data = likely[1] if likely else ""
-        facts = {"own": sorted(own), "advertised": told, "data": data}
+        facts: AdvertisedFacts = {
+            "own": sorted(own),
+            "advertised": told,
+            "data": data,
+            "peers": {},
+            "strangers": [],
+        }
         roles: dict[str, list[str]] = {data: [DATA]} if data else {}
         for each in told:
             if each["address"] in own:
@@ -120,7 +138,7 @@ class AdvertisedAddresses(Check):
                 peers = hold_calls(ctx, listeners, doors, partial(call_others, talk=talk))
             except Untested as error:  # what was said can be judged all the same
                 raise Untested(str(error), facts) from error
-        return {**facts, "peers": peers}
+        return {**facts, "peers": peers, "strangers": listeners.strangers()}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings on hosts that would tell the others an address that leads astray."""

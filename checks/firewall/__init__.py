@@ -11,21 +11,24 @@ is tried twice. Where something failed, the firewall rules of both ends are read
 needs root) and the packet is followed through them; and the kernels are asked by netlink how they
 route it. That tells what a rule on the way back does too (`fib saddr . iif oif missing`), with
 which firewalld drops IPv6 packets (IPv6_rpfilter). Meanwhile rank 0's host looks up the names of
-the addresses that call its store, for check `master_addr`.
+the addresses that call its store, for check `master_addr`. Whoever else connects to the ports of
+this check and of `advertised_addresses` is counted, with the first thing that they say.
 
 Why it matters
 --------------
 MASTER_PORT is only the meeting point. NCCL and gloo then connect every host to every other one, in
 both directions, on random ports that the kernel picks and on addresses that they pick themselves. A
 firewall that passes MASTER_PORT and drops the rest, an interface that the others cannot route to,
-or a path that loses large packets lets the job start and then hang for minutes or hours.
+or a path that loses large packets lets the job start and then hang for minutes or hours. A port
+scan or a metrics scraper that connects to a port of NCCL before 2.30.7 can stop its proxy thread
+for ever.
 
 How to fix
 ----------
 Open all tcp between the hosts of the job, or at least net.ipv4.ip_local_port_range (in a cloud: a
 security group that allows traffic from itself). Keep the libraries off interfaces that the others
 cannot route to: NCCL_SOCKET_IFNAME==eth0 and GLOO_SOCKET_IFNAME=eth0. Let ICMP "fragmentation
-needed" pass.
+needed" pass. Keep scanners from the ephemeral ports of the hosts.
 
 When it is wrong
 ----------------
@@ -36,6 +39,7 @@ less than 16 KiB in 3 seconds counts as one that loses large packets. Where no r
 host, or its incoming or outgoing direction, is blamed by comparison alone: only if every
 explanation of the failures that needs the fewest faults contains it. Otherwise the finding names
 the links; with two hosts alone, a fault of a host cannot be told from a fault of the link.
+Strangers are seen only in the seconds in which the ports are open.
 
 References
 ----------
@@ -91,6 +95,7 @@ from .culprits import (
 from .few_at_once import few_at_once
 from .local import RulesFacts, observe_rules
 from .shown import links_of
+from .strangers import STRANGER, judge_strangers
 
 _BOTH_WAYS = (
     "NCCL and gloo need connections on ephemeral ports between all hosts, in both directions"
@@ -185,8 +190,9 @@ class Firewall(Check):
         PEER_INTERCEPTED,
         MTU_BLACKHOLE,
         INTERFACE_UNROUTABLE,
+        STRANGER,
     )
-    reads = ("duplicate_address", "interfaces", "own_name")
+    reads = ("advertised_addresses", "duplicate_address", "interfaces", "nccl_library", "own_name")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """The matrix of all hosts; then the rules and routes at both ends of failed calls."""
@@ -215,6 +221,7 @@ class Firewall(Check):
         yield from _failed(matrix)
         yield from _unroutable(matrix)
         yield from few_at_once(PEER_BLOCKED, matrix.calls, matrix.labels)
+        yield from judge_strangers(cluster)
 
     def sections(self, cluster: Cluster) -> Iterator[HostLink]:
         """Every pair of hosts, and whether one reaches the other."""

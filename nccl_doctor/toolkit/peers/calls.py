@@ -19,6 +19,7 @@ from nccl_doctor.toolkit.peers.echo import (
     scoped,
 )
 from nccl_doctor.toolkit.peers.listeners import Listeners
+from nccl_doctor.toolkit.peers.visitors import Stranger
 
 Entry = tuple[int, Mapping[str, Any]]
 """A listener of a host: its seat, and an `echo.Door` as plain data with additional keys."""
@@ -81,12 +82,14 @@ def hold_calls(
 class Matrix(TypedDict):
     """Facts of a host that `matrix.read_calls` reads.
 
-    `peers` as `call_others` returns it; `nccl_data` as `survey`; `not_bound`: address → why.
+    `peers` as `call_others` returns it; `nccl_data` as `survey`; `not_bound`: address → why;
+    `strangers` as `Visitors.strangers` returns them.
     """
 
     nccl_data: str
     peers: dict[str, list[dict[str, Any]]]
     not_bound: dict[str, str]
+    strangers: list[Stranger]
 
 
 def call_on_chosen_addresses(ctx: Context, talk: Talk | None = None) -> Matrix:
@@ -113,7 +116,12 @@ def call_on_chosen_addresses(ctx: Context, talk: Talk | None = None) -> Matrix:
     ctx.breadcrumb("listening", addresses=list(doors))
     with Listeners(list(doors)) as listeners:
         peers = hold_calls(ctx, listeners, doors, partial(call_others, talk=talk))
-    return {"nccl_data": choice["nccl_data"], "peers": peers, "not_bound": listeners.failed}
+    return {
+        "nccl_data": choice["nccl_data"],
+        "peers": peers,
+        "not_bound": listeners.failed,
+        "strangers": listeners.strangers(),
+    }
 
 
 def call_others(

@@ -24,6 +24,7 @@ from nccl_doctor.toolkit.peers.echo import (
     receive,
     wait_until,
 )
+from nccl_doctor.toolkit.peers.visitors import Stranger, Visitors
 
 _PATIENCE_S = 3 * STALL_S
 """The listener waits longer than the caller, so that the caller reports what stalled."""
@@ -44,6 +45,7 @@ class Listeners:
         self.failed: dict[str, str] = {}
         self._closing = threading.Event()
         self._slots = threading.BoundedSemaphore(_MAX_SERVED)
+        self._visitors = Visitors()
         self._selector = selectors.DefaultSelector()
         for each in addresses:
             origin = each if isinstance(each, Origin) else Origin(each)
@@ -66,6 +68,10 @@ class Listeners:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def strangers(self) -> list[Stranger]:
+        """Callers so far that do not belong to the run, from `Visitors.strangers`."""
+        return self._visitors.strangers()
+
     def close(self) -> None:
         """Stop listening and free the ports."""
         self._closing.set()
@@ -81,30 +87,35 @@ class Listeners:
                     if not self._slots.acquire(timeout=0.1):
                         break
                     try:
-                        client, _ = key.fileobj.accept()
+                        client, (source, *_) = key.fileobj.accept()
                     except OSError:  # gone again, or no descriptor left
                         self._slots.release()
                         time.sleep(0.01)
                         continue
-                    self._start(client, key.data)
+                    self._start(client, key.data, str(source))
         finally:
             self._selector.close()
             for sock in listening:
                 assert isinstance(sock, socket.socket)
                 sock.close()
 
-    def _start(self, client: socket.socket, door: Door) -> None:
-        thread = threading.Thread(target=self._serve, args=(client, door), daemon=True)
+    def _start(self, client: socket.socket, door: Door, source: str) -> None:
+        thread = threading.Thread(target=self._serve, args=(client, door, source), daemon=True)
         try:
             thread.start()
         except RuntimeError:  # no more threads: this caller will call again
             self._slots.release()
             client.close()
 
-    def _serve(self, client: socket.socket, door: Door) -> None:
+    def _serve(self, client: socket.socket, door: Door, source: str) -> None:
+        started = time.monotonic()
         try:
             with client:
-                _answer(client, door)
+                shown = _shown(client, started + _PATIENCE_S)
+                right = secrets.compare_digest(shown, MAGIC + door.token.encode())
+                self._visitors.note(source.partition("%")[0], door.port, shown, known=right)
+                if right:
+                    _answer(client, door, started)
         except OSError:
             pass  # the caller reports the result of its call
         finally:
@@ -122,16 +133,30 @@ def _listen(at: Origin) -> socket.socket:
     return sock
 
 
-def _answer(client: socket.socket, door: Door) -> None:
-    started = time.monotonic()
+def _shown(client: socket.socket, end: float) -> bytes:
+    """First bytes of a caller: as many as a token needs, or fewer if it sends no more, or no mark
+    of the doctor.
+    """
+    data = b""
+    size = len(MAGIC) + TOKEN_BYTES
+    while len(data) < size and data[: len(MAGIC)] == MAGIC[: len(data)]:
+        try:
+            wait_until(client, end, _PATIENCE_S)
+            part = client.recv(size - len(data))
+        except OSError:
+            break
+        if not part:
+            break
+        data += part
+    return data
+
+
+def _answer(client: socket.socket, door: Door, started: float) -> None:
     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def take(size: int, end: float) -> bytes:
         return receive(client, size, end, _PATIENCE_S)
 
-    shown = take(len(MAGIC) + TOKEN_BYTES, started + _PATIENCE_S)
-    if not secrets.compare_digest(shown, MAGIC + door.token.encode()):
-        return
     end = started + _SERVED_S
     client.sendall(door.answer.encode())
     client.sendall(take(SMALL_BYTES, end))

@@ -1,0 +1,84 @@
+"""Callers that do not belong to the job: port scanners, metrics scrapers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nccl_doctor.api import Cluster, Confidence, Finding, Kind, Layer, Severity, Where
+from nccl_doctor.toolkit.releases import STRANGERS, known_faults
+
+STRANGER = Kind(
+    code="stranger-connects",
+    layer=Layer.PORT,
+    title="Somebody who is not of the job connects to its ports",
+    why="NCCL before 2.30.7 does not put such a connection aside: a port scan or a metrics scraper "
+    "can stop its bootstrap or its proxy thread for ever.",
+    fix="keep scanners and scrapers from the ephemeral ports of these hosts, or install NCCL "
+    "2.30.7 or newer",
+    severity=Severity.WARN,
+    later=True,
+)
+_MOST = 5
+"""Sources that get a finding of their own."""
+
+
+def judge_strangers(cluster: Cluster) -> Iterator[Finding]:
+    """One finding for each stranger, on the hosts whose ports they called."""
+    own = {address for host in cluster.hosts for address in host.addresses}
+    for _, facts in cluster.facts("interfaces"):
+        for nic in facts.get("interfaces", ()):
+            own |= set(nic["addresses"])
+    reports = [
+        *cluster.facts("firewall", "matrix"),
+        *cluster.facts("advertised_addresses", "calls"),
+    ]
+    found: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    for rank, facts in reports:
+        for each in facts.get("strangers", ()):
+            # A host of the job whose call broke off says nothing.
+            if each["first"] or each["source"] not in own:
+                found.setdefault(each["source"], []).append((rank.host.label, each))
+    if not found:
+        return
+    versions = _versions(cluster)
+    hangs = "nccl" in cluster.backend and (
+        not versions or any(fault.has(v) for fault in _faults() for v in versions)
+    )
+    busiest = sorted(found.items(), key=lambda item: (-_times(item[1]), item[0]))
+    for source, calls in busiest[:_MOST]:
+        said = sorted({each["first"] for _, each in calls if each["first"]})
+        times, ports = _times(calls), len({(host, each["port"]) for host, each in calls})
+        words = f'"{said[0]}"' if said else "nothing: a port scan, or a health probe"
+        fix = (
+            f"keep {source} from the ephemeral ports (net.ipv4.ip_local_port_range) of these hosts"
+        )
+        yield Finding(
+            STRANGER,
+            f"{source} connected {times} times to {ports} ports that were open for seconds, and "
+            f"said {words}; NCCL {', '.join(versions) or 'of unknown release'}",
+            Where(hosts=tuple(sorted({host for host, _ in calls}))),
+            {"calls": [{"host": host, **each} for host, each in calls[:16]]},
+            fix=f"{fix}, or install NCCL 2.30.7 or newer" if hangs else fix,
+            severity=Severity.WARN if hangs else Severity.INFO,
+            confidence=Confidence.LIKELY,
+        )
+
+
+def _faults() -> list[Any]:
+    return [fault for fault in known_faults("nccl") if fault.condition == STRANGERS]
+
+
+def _versions(cluster: Cluster) -> list[str]:
+    """Releases of NCCL that the ranks load; RCCL has others."""
+    return sorted(
+        {
+            facts["loaded"]["version"]
+            for _, facts in cluster.facts("nccl_library")
+            if facts.get("cuda") and (facts.get("loaded") or {}).get("version")
+        }
+    )
+
+
+def _times(calls: list[tuple[str, Mapping[str, Any]]]) -> int:
+    return sum(int(each["times"]) for _, each in calls)
