@@ -6,19 +6,23 @@ Every host resolves its own host name, as gloo will. gloo publishes the first an
 bind, a link-local one too, which nss-myhostname may name first; the check reports which one that
 is: an address of an interface, a loopback address, or none at all. Whether the other hosts reach it
 is what check `firewall` tries. A host with GLOO_SOCKET_IFNAME set is not judged, as gloo does not
-look up the name there.
+look up the name there. Whichever way gloo chooses, its addresses on all hosts must be of one
+family: all IPv4, or all IPv6.
 
 Why it matters
 --------------
 With the line "127.0.1.1 myhost" that many distributions write into /etc/hosts, gloo makes its peers
 connect to themselves: refused at once, or no answer until the time-out. A name that does not
-resolve leads to 127.0.0.1 as well. NCCL chooses by interface and is not affected, but a job with
-NCCL often has gloo groups too.
+resolve leads to 127.0.0.1 as well. With an IPv6 address on one host and an IPv4 address on another,
+gloo stops at once: `ss1.ss_family == ss2.ss_family. 2 vs 10`. NCCL chooses by interface and is not
+affected, but a job with NCCL often has gloo groups too.
 
 How to fix
 ----------
 Set GLOO_SOCKET_IFNAME to the exact interface, or let the host's own name resolve to its address on
 the network that the hosts share: put "ADDRESS NAME" into /etc/hosts in place of the loopback line.
+For one family everywhere: GLOO_SOCKET_IFNAME, as gloo takes the first address of an interface, IPv4
+before IPv6; or list each host's own name with its IPv4 address, before any IPv6 one.
 
 When it is wrong
 ----------------
@@ -29,7 +33,8 @@ this is only a warning: its own name is not what kept it out.
 References
 ----------
 PyTorch: torch.distributed, choosing the network interface (GLOO_SOCKET_IFNAME); createDefaultDevice
-in ProcessGroupGloo.cpp; gloo/transport/tcp/device.cc; nss-myhostname(8), getaddrinfo(3), hosts(5).
+in ProcessGroupGloo.cpp; gloo/transport/tcp/device.cc (isInitiator); pytorch/gloo issue 399;
+nss-myhostname(8), getaddrinfo(3), hosts(5).
 """
 
 from __future__ import annotations
@@ -42,14 +47,17 @@ from nccl_doctor.api import (
     Cluster,
     Context,
     Finding,
+    Kind,
     Layer,
     Rank,
     Severity,
     Where,
     likely_address,
+    odd_ones_out,
     spans_machines,
 )
 from nccl_doctor.toolkit.host import host_name
+from nccl_doctor.toolkit.hosts import sides_in_words
 from nccl_doctor.toolkit.net.interfaces import first_bindable, interfaces, is_loopback
 from nccl_doctor.toolkit.net.names import LookUp, look_up
 from nccl_doctor.toolkit.net.routes import source_towards
@@ -59,6 +67,17 @@ NOT_OURS = ADDR_LOOPBACK.variant(
     title="A host's own name leads to an address that the host does not have",
     why="gloo cannot bind that address, and publishes 127.0.0.1 in its place: peers that receive "
     "it connect to themselves.",
+)
+
+FAMILIES_DIFFER = Kind(
+    code="gloo-families-differ",
+    layer=Layer.NAME,
+    title="gloo would take IPv6 on some hosts and IPv4 on others",
+    why="gloo compares the addresses of both ends of each connection, and stops if their families "
+    "differ: ss1.ss_family == ss2.ss_family. 2 vs 10.",
+    fix="export GLOO_SOCKET_IFNAME=<nic> on every host: gloo takes the first address of it, IPv4 "
+    'before IPv6; or put "ADDRESS NAME" with IPv4 addresses into /etc/hosts, before IPv6 ones',
+    between=True,
 )
 
 LOOK_UP_S = 4.0  # just under the resolver's own first time-out of 5 s
@@ -79,7 +98,8 @@ class OwnName(Check):
     layer = Layer.NAME
     cost = "seconds"
     instant_when_answered = True
-    kinds = (ADDR_UNRESOLVABLE, ADDR_LOOPBACK, ADDR_DIGITS_ONLY)
+    kinds = (ADDR_UNRESOLVABLE, ADDR_LOOPBACK, ADDR_DIGITS_ONLY, FAMILIES_DIFFER)
+    reads = ("interfaces",)
 
     def observe(self, ctx: Context) -> OwnNameFacts:
         """Answers for the own host name, and the own address on the way to MASTER_ADDR.
@@ -99,10 +119,11 @@ class OwnName(Check):
         }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Findings on each host, if the job spans machines."""
+        """Findings on each host, and on a difference between them, if the job spans machines."""
         if spans_machines(cluster):
             for rank, facts in cluster.facts(self.name):
                 yield from _published(cluster, rank, facts)
+            yield from _families(cluster)
 
 
 def _published(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
@@ -137,3 +158,27 @@ def _published(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterat
         else "set GLOO_SOCKET_IFNAME to the interface that leads to the other hosts",
         severity=Severity.FAIL if fails else Severity.WARN,
     )
+
+
+def _families(cluster: Cluster) -> Iterator[Finding]:
+    """Finding on hosts where gloo takes an address of another family than elsewhere."""
+    families: dict[str, str] = {}
+    chosen: dict[str, list[str]] = {}
+    nics: set[str] = set()
+    for rank, facts in cluster.facts("interfaces"):
+        picks = facts["choices"]["gloo"]["picks"]
+        # A loopback address is another fault, which this one would only follow.
+        if picks and not is_loopback(picks[0][1]):
+            nic, address = picks[0]
+            nics.add(nic)
+            families[rank.host.label] = "IPv6" if ":" in address else "IPv4"
+            chosen.setdefault(families[rank.host.label], []).append(rank.host.label)
+    odd = odd_ones_out(families)
+    if odd is not None:
+        yield Finding(
+            FAMILIES_DIFFER,
+            f"the address that gloo takes is {sides_in_words(chosen)}",
+            Where(hosts=tuple(sorted(odd.places))),
+            fix=FAMILIES_DIFFER.fix.replace("<nic>", nics.pop()) if len(nics) == 1 else "",
+            severity=Severity.FAIL if cluster.backend == "gloo" else Severity.WARN,
+        )

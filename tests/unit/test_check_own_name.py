@@ -16,6 +16,7 @@ from nccl_doctor.toolkit.net.interfaces import Interface, first_bindable
 from nccl_doctor.toolkit.net.names import LookUp
 from tests.support.clusters import make_cluster, shut_out
 from tests.support.findings import judge
+from tests.support.peers import World, choice
 
 CHECK = OwnName()
 NAMES = ("nd0", "nd1", "nd2")
@@ -146,3 +147,41 @@ def test_the_facts_of_this_host():
     assert time.monotonic() - started < 5.0
     assert found["own"]["query"] == socket.gethostname()
     assert all(nic != "lo" for nic, _ in found["interfaces"])
+
+
+def choosing(*addresses: str, backend: str = "gloo") -> Cluster:
+    """Hosts whose gloo takes these addresses, whatever decides it."""
+    world = World(len(addresses), backend)
+    for name, address in zip(world.names, addresses, strict=True):
+        world.facts[name]["choices"]["gloo"] = choice([("eth0", address)])
+    return world.cluster()
+
+
+@pytest.mark.parametrize(
+    ("addresses", "hosts"),
+    [
+        ((ND0, "fd00::2", ND2), ["nd1"]),
+        (("fd00::1", "fd00::2", ND2), ["nd2"]),
+        ((ND0, "fd00::2"), ["nd0", "nd1"]),  # a tie
+    ],
+)
+def test_gloo_stops_where_one_host_has_the_other_family(
+    addresses: tuple[str, ...], hosts: list[str]
+) -> None:
+    found = only(choosing(*addresses))
+    assert (found.code, list(found.where.hosts)) == ("gloo-families-differ", hosts)
+    assert found.level is Severity.FAIL
+    assert "IPv6 on" in found.message
+    assert "IPv4 on" in found.message
+    assert found.fix.startswith("export GLOO_SOCKET_IFNAME=eth0 on every host")
+
+
+@pytest.mark.parametrize(
+    "addresses", [(ND0, ND1), ("fd00::1", "fe80::2"), (ND0, "::1"), (ND0, "127.0.1.1")]
+)
+def test_one_family_is_well_and_loopback_is_another_fault(addresses: tuple[str, ...]) -> None:
+    assert judged(choosing(*addresses)) == []
+
+
+def test_a_job_with_nccl_may_have_groups_of_gloo() -> None:
+    assert only(choosing(ND0, "fd00::2", backend="nccl")).level is Severity.WARN
