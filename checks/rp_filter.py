@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -56,8 +56,8 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.nccl.interface_choice import subnet_prefixes
 from nccl_doctor.toolkit.net.interfaces import interfaces, is_alone
-from nccl_doctor.toolkit.net.routes import reverse_path_filter
-from nccl_doctor.toolkit.net.rtnetlink import way_in
+from nccl_doctor.toolkit.net.routes import arp_settings, reverse_path_filter
+from nccl_doctor.toolkit.net.rtnetlink import leads_back, way_in
 from nccl_doctor.toolkit.peers.matrix import (
     SILENT,
     STRICT,
@@ -78,6 +78,12 @@ RP_FILTER_STRICT = Kind(
 )
 
 
+class RpFilterFacts(TypedDict):
+    """Facts that `observe` returns; other checks read them."""
+
+    shared: dict[str, list[list[Any]]]
+
+
 class RpFilter(Check):
     """Finds interfaces that share a network, and what their filter would drop."""
 
@@ -86,10 +92,12 @@ class RpFilter(Check):
     kinds = (RP_FILTER_STRICT,)
     reads = ("firewall",)
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`shared`: network with more than one interface → [interface, address, filter, taken], in
-        the order of the interfaces. `taken`: whether the kernel takes packets from that network
-        there; None if the filter is not strict, or the kernel may not be asked.
+    def observe(self, ctx: Context) -> RpFilterFacts:
+        """`shared`: network with more than one interface → [interface, address, filter, taken,
+        back, arp_ignore, arp_announce], in the order of the interfaces. `taken`: whether the kernel
+        takes packets from that network there; None if the filter is not strict, or the kernel may
+        not be asked. `back`: whether what is sent from the address leaves by the interface, or
+        None. The last three are for check `neighbours`.
         """
         prefixes = subnet_prefixes()
         networks: dict[str, list[list[Any]]] = {}
@@ -111,7 +119,10 @@ class RpFilter(Check):
         for net, entries in shared.items():
             other = _neighbour(net, prefixes)
             for entry in entries:
-                entry.append(_taken(other, *entry))
+                nic, address, value = entry
+                entry.append(_taken(other, nic, address, value))
+                entry.append(leads_back(address, other, nic) if other else None)
+                entry += arp_settings(nic, ctx.root)
         return {"shared": shared}
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:

@@ -6,7 +6,9 @@ How many neighbours the kernel remembers (net.ipv4.neigh.default.gc_thresh3, and
 compared with the addresses that the job has in the networks of the host, and with the table as it
 is. And whether the hardware address that answers for a peer (ARP, neighbour discovery), once check
 `firewall` has called it, is that of the interface which has the address: it may be another
-interface of the same host, another host of the job, or a machine that nobody knows.
+interface of the same host, another host of the job, or a machine that nobody knows. Where two
+interfaces that carry the data of the job (RoCE rails, or NCCL over sockets) are in one network,
+whether the settings keep them apart: arp_ignore, and routes by source address (`ip rule`).
 
 Why it matters
 --------------
@@ -19,9 +21,10 @@ lost. An address that a second machine has as well breaks connections at random.
 How to fix
 ----------
 neighbour-table-small: sysctl -w net.ipv4.neigh.default.gc_thresh3=8192, with gc_thresh2=4096 and
-gc_thresh1=1024. arp-answered-by-other-nic: sysctl -w net.ipv4.conf.all.arp_ignore=1
-net.ipv4.conf.all.arp_announce=2 on that host. address-answered-by-another: `ip neigh show ADDRESS`,
-and the switch's table of hardware addresses shows where that machine is.
+gc_thresh1=1024. arp-answered-by-other-nic, arp-flux: sysctl -w
+net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2 on that host, and the same in
+/etc/sysctl.d for the next boot; or a network for each rail. address-answered-by-another: `ip neigh
+show ADDRESS`, and the switch's table of hardware addresses shows where that machine is.
 
 When it is wrong
 ----------------
@@ -29,7 +32,8 @@ In a container the limits are not visible, and none is reported. Only networks t
 common count: addresses that stand alone (/32, /128: GCE, Calico, VPC CNI) and those behind a router
 need one neighbour, the gateway. A cloud that answers with one hardware address for all hosts
 (Azure) is not taken for a machine: one is named only if the call failed, and if other hosts of that
-network answer for themselves. Members of a bond, bridges and VLANs count as one interface.
+network answer for themselves. Members of a bond, bridges and VLANs count as one interface. Of
+interfaces that carry no data of the job nothing is said: whichever of them answers, packets arrive.
 
 References
 ----------
@@ -46,6 +50,7 @@ from nccl_doctor.toolkit.host import interface_names
 from nccl_doctor.toolkit.net.interfaces import hardware_address, interfaces_above
 
 from .answers import ANOTHER, OTHER_NIC, judge_answers
+from .flux import FLUX, judge_flux
 from .room import FAMILIES, TABLE_SMALL, judge_room, number, read_table
 
 _MOST = 128
@@ -56,8 +61,8 @@ class Neighbours(Check):
 
     name = "neighbours"
     layer = Layer.ROUTE
-    kinds = (TABLE_SMALL, OTHER_NIC, ANOTHER)
-    reads = ("firewall", "interfaces")
+    kinds = (TABLE_SMALL, OTHER_NIC, ANOTHER, FLUX)
+    reads = ("firewall", "interfaces", "rails", "rp_filter")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`tables`: `ipv4` and `ipv6` → `limit`, `entries` now, and `overflows` since the start;
@@ -83,4 +88,7 @@ class Neighbours(Check):
         if not cluster.is_multi_host():
             return
         yield from judge_room(cluster, self.name)
-        yield from judge_answers(cluster, {r.seat: f for r, f in cluster.facts(self.name)})
+        answers = list(judge_answers(cluster, {r.seat: f for r, f in cluster.facts(self.name)}))
+        yield from answers
+        seen = {name for each in answers if each.kind is OTHER_NIC for name in each.where.hosts}
+        yield from judge_flux(cluster, seen)

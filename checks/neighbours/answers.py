@@ -11,13 +11,18 @@ from nccl_doctor.api import Cluster, Confidence, Finding, Kind, Layer, Severity,
 
 from .room import networks_of
 
+APART = (
+    "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2, and the same in "
+    "/etc/sysctl.d/90-arp.conf for the next boot"
+)
+"""Each interface answers for its own addresses only, and asks in its own name."""
 OTHER_NIC = Kind(
     "arp-answered-by-other-nic",
     Layer.ROUTE,
     "Another interface of the host answers for an address",
     "Packets for one NIC arrive at the other, which then carries the data of both; RoCE packets "
     "are lost.",
-    "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2",
+    APART,
     Severity.INFO,
 )
 ANOTHER = Kind(

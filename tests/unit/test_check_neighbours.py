@@ -137,7 +137,8 @@ def test_the_other_interface_of_a_host_answers() -> None:
     assert found.level is Severity.WARN
     assert found.message == "eth1 answers for 192.168.77.2 of eth0"
     assert found.fix == (
-        "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2; "
+        "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2, and the same "
+        "in /etc/sysctl.d/90-arp.conf for the next boot; "
         "on the other hosts: ip neigh flush to 192.168.77.2"
     )
     assert found.evidence["arp_ignore"] == 0
@@ -227,3 +228,57 @@ def test_what_is_read(tmp_path: Path) -> None:
         "nics": {"lo": {"mac": "9c:69:b4:00:00:01", "above": ["bond0"]}},
         "arp": {"arp_ignore": 1, "arp_announce": None},
     }
+
+
+# Two rails in one network -------------------------------------------------------------------------
+
+NET = "10.0.0.0/16"
+
+
+def together(
+    *, back: bool | None = False, ignore: int = 0, sockets: bool = True, backend: str = "nccl"
+) -> Cluster:
+    """nd1 has two NICs in one network, over which NCCL sends, as the values say."""
+    world = World(2, backend)
+    world.facts["nd1"]["nccl_data"] = "sockets" if sockets else "verbs"
+    picks = [("eth1", "10.0.0.1"), ("eth2", "10.0.0.2")]
+    world.facts["nd1"]["choices"]["nccl-sockets"]["picks"] = [list(pick) for pick in picks]
+    entries = [
+        ["eth1", "10.0.0.1", 0, None, True, ignore, 0],
+        ["eth2", "10.0.0.2", 0, None, back, ignore, 0],
+    ]
+    made = cluster(world)
+    host = made.hosts[1]
+    seen = {"rp_filter": {ALONE: outcome({"shared": {NET: entries}})}}
+    host = replace(host, facts=reread({**host.facts, **seen}))
+    ranks = tuple(
+        replace(rank, host=host) if rank.host.id == host.id else rank for rank in made.ranks
+    )
+    return replace(made, hosts=(made.hosts[0], host), ranks=ranks)
+
+
+def test_two_data_interfaces_in_one_network_that_nothing_keeps_apart() -> None:
+    found = only(CHECK, together(), "arp-flux", hosts=["nd1"], interfaces=["eth1", "eth2"])
+    assert found.level is Severity.WARN
+    assert "what is sent from 10.0.0.2 does not leave by eth2" in found.message
+    assert found.fix.startswith("on nd1: sysctl -w net.ipv4.conf.all.arp_ignore=1 ")
+    assert "/etc/sysctl.d/" in found.fix
+    assert "ip rule add from 10.0.0.2 table 101" in found.fix
+
+
+def test_rails_of_roce_in_one_network_count_and_others_do_not() -> None:
+    made = together(sockets=False)
+    assert judge(CHECK, made) == []
+    rails = [{"nic": nic, "address": "10.0.0.9"} for nic in ("eth1", "eth2")]
+    facts = {**made.hosts[1].facts, "rails": {ALONE: outcome({"rails": rails})}}
+    host = replace(made.hosts[1], facts=facts)
+    ranks = tuple(replace(r, host=host) if r.host.id == 1 else r for r in made.ranks)
+    made = replace(made, hosts=(made.hosts[0], host), ranks=ranks)
+    only(CHECK, made, "arp-flux", hosts=["nd1"], interfaces=["eth1", "eth2"])
+
+
+@pytest.mark.parametrize(
+    "well", [{"back": True}, {"back": None}, {"ignore": 1}, {"backend": "gloo"}]
+)
+def test_rails_in_one_network_that_are_kept_apart_are_well(well: dict[str, Any]) -> None:
+    assert judge(CHECK, together(**well)) == []

@@ -58,13 +58,22 @@ def source_towards(name: str | None, limit_s: float) -> str:
 
 def reverse_path_filter(interface: str, root: Path = ROOT) -> int:
     """The reverse path filter of an interface, IPv4 only: 1 is strict, 2 loose, 0 none."""
-    # The kernel takes the greater of the two (`IN_DEV_RPFILTER`).
-    return max(_setting("all", root), _setting(interface, root))
+    # The kernel takes the greater of the two (`IN_DEV_RPFILTER`; likewise for ARP).
+    return _greater("rp_filter", interface, root)
 
 
-def _setting(interface: str, root: Path) -> int:
+def arp_settings(interface: str, root: Path = ROOT) -> tuple[int, int]:
+    """(arp_ignore, arp_announce) of an interface, IPv4 only."""
+    return _greater("arp_ignore", interface, root), _greater("arp_announce", interface, root)
+
+
+def _greater(name: str, interface: str, root: Path) -> int:
+    return max(_setting(name, each, root) for each in ("all", interface))
+
+
+def _setting(name: str, interface: str, root: Path) -> int:
     try:
-        return int((root / f"proc/sys/net/ipv4/conf/{interface}/rp_filter").read_text())
+        return int((root / f"proc/sys/net/ipv4/conf/{interface}/{name}").read_text())
     except (OSError, ValueError):
         return 0
 

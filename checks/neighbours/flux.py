@@ -1,0 +1,72 @@
+"""Interfaces of a host in one network that nothing keeps apart (ARP flux). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from nccl_doctor.api import Cluster, Confidence, Finding, Kind, Layer, Severity, Where
+
+from .answers import APART
+
+FLUX = Kind(
+    "arp-flux",
+    Layer.ROUTE,
+    "Interfaces of one host share a network, and either answers for both",
+    "Other hosts learn the hardware address of the wrong one: one NIC carries the data of both, "
+    "and RoCE packets are lost.",
+    APART,
+    Severity.WARN,
+)
+
+
+def judge_flux(cluster: Cluster, known: Collection[str]) -> Iterator[Finding]:
+    """One finding for each network of a host, but for the hosts whose case is `known`.
+
+    Healthy are rails that have a network each, an arp_ignore, or routes by source address.
+    """
+    data = _data_interfaces(cluster)
+    for rank, facts in cluster.facts("rp_filter"):
+        host = rank.host.label
+        carrying = data.get(rank.seat, set())
+        for net, entries in facts["shared"].items() if host not in known else ():
+            mine = [entry for entry in entries if entry[0] in carrying]
+            # Reports of earlier versions end before these values.
+            loose = [nic for nic, _, _, _, _, ignore, _ in filter(_is_whole, mine) if not ignore]
+            astray = [
+                (nic, address)
+                for nic, address, _, _, back, *_ in filter(_is_whole, mine)
+                if back is False
+            ]
+            if len(set(loose)) < 2 or not astray:
+                continue
+            nic, address = astray[0]
+            yield Finding(
+                FLUX,
+                f"{', '.join(loose)} in {net}: arp_ignore=0, and what is sent from {address} does "
+                f"not leave by {nic}",
+                Where(hosts=(host,), interfaces=tuple(sorted(set(loose)))),
+                {"network": net, "interfaces": mine},
+                fix=f"on {host}: {APART}; then ip route add {net} dev {nic} src {address} table "
+                f"101 and ip rule add from {address} table 101, for each interface but the first",
+                confidence=Confidence.LIKELY,
+            )
+
+
+def _is_whole(entry: Collection[Any]) -> bool:
+    return len(entry) == 7
+
+
+def _data_interfaces(cluster: Cluster) -> Mapping[int, set[str]]:
+    """Seat of a host → interfaces that carry the data of NCCL: RoCE rails, or sockets."""
+    found: dict[int, set[str]] = {}
+    if "nccl" not in cluster.backend:
+        return found
+    for rank, facts in cluster.facts("rails"):
+        nics = {rail["nic"] for rail in facts["rails"] if rail["nic"] and rail["address"]}
+        found.setdefault(rank.seat, set()).update(nics)
+    for rank, facts in cluster.facts("interfaces"):
+        if facts.get("nccl_data") == "sockets":
+            picks = facts["choices"]["nccl-sockets"]["picks"]
+            found.setdefault(rank.seat, set()).update(nic for nic, _ in picks)
+    return found
