@@ -25,6 +25,7 @@ from nccl_doctor.api import (
     Severity,
 )
 from nccl_doctor.checks.shared_memory import SharedMemory
+from nccl_doctor.checks.shared_memory.left import pattern_of
 from nccl_doctor.model.job import Job
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import judge, only
@@ -150,8 +151,8 @@ def test_what_the_dead_left_is_told() -> None:
     stale = [[f"nccl-{i}", 9 * MIB] for i in range(7)]
     found = only(CHECK, cluster(facts(stale=stale)), "shm-stale", hosts=["nd1"])
     assert found.level is Severity.INFO
-    assert found.message.startswith("63 MiB in nccl-0, ")
-    assert found.message.endswith("nccl-4 and 2 more")
+    assert found.message == "63 MiB in 7 files that no process has open: 7 files nccl-*"
+    assert found.fix == 'for f in /dev/shm/nccl-*; do fuser -s "$f" || rm "$f"; done'
 
 
 def test_what_the_dead_left_is_the_cause_where_it_would_fit_without() -> None:
@@ -162,6 +163,52 @@ def test_what_the_dead_left_is_the_cause_where_it_would_fit_without() -> None:
     found, stale = judge(CHECK, cluster(small))
     assert (found.code, found.explained_by) == ("shm-too-small", None)
     assert stale.level is Severity.INFO
+
+
+def group(pattern: str, size: int, **fields: Any) -> dict[str, Any]:
+    base = {"pattern": pattern, "files": 4, "bytes": size, "owner": "root", "gone": []}
+    return {**base, "named": True, **fields}
+
+
+def test_files_of_any_dead_program_are_the_cause_with_their_owner() -> None:
+    leaked = group("sgl_shm_mm_*", 18_000 * MIB, files=852, gone=[4711])
+    data = group("set.bin", 300 * MIB, named=False, files=1)
+    bad = facts(18_400, needed=147, free=4 * MIB, error=FULL, left=[leaked, data])
+    found = only(CHECK, cluster(bad), "shm-stale", hosts=["nd1"])
+    assert (found.level, found.confidence) == (Severity.FAIL, Confidence.LIKELY)
+    assert "852 files sgl_shm_mm_* of root (process 4711 gone)" in found.message
+    assert "set.bin" not in found.message, "it need not go"
+    assert found.fix.startswith("for f in /dev/shm/sgl_shm_mm_*; do fuser -s")
+
+
+def test_files_of_nobody_knows_whom_are_named_only_where_they_take_the_room() -> None:
+    data = group("set.bin", 2000 * MIB, named=False, files=1)
+    full = facts(2048, needed=147, free=4 * MIB, error=FULL, left=[data])
+    found = only(CHECK, cluster(full), "shm-stale", hosts=["nd1"])
+    assert found.confidence is Confidence.POSSIBLE
+    assert judge(CHECK, cluster(facts(needed=147, left=[data]))) == []
+
+
+def test_no_command_has_a_name_that_a_shell_would_run() -> None:
+    odd = group("nccl-$(reboot)", 5 * MIB)
+    found = only(CHECK, cluster(facts(left=[odd])), "shm-stale", hosts=["nd1"])
+    assert "reboot" not in found.to_json()["fix"]
+
+
+@each_row(
+    "name, pattern",
+    [
+        ("sgl_shm_mm_4711_0", "sgl_shm_mm_*"),
+        ("psm_1a2b3c4d", "psm_*"),
+        ("psm_deadbeef", "psm_*"),
+        ("nccl-AbCdEf", "nccl-*"),
+        ("torch_4711_99_0", "torch_*"),
+        ("sem.mp-1a2b3c4d", "sem.mp-*"),
+        ("set.bin", "set.bin"),
+    ],
+)
+def test_files_of_one_program_have_one_pattern(name: str, pattern: str) -> None:
+    assert pattern_of(name) == pattern
 
 
 # Observing ----------------------------------------------------------------------------------------
@@ -356,3 +403,12 @@ def test_a_mapped_file_is_in_use_though_nobody_has_it_open(folder: Path) -> None
     finally:
         mapped.close()
     assert [name for name, _ in observe(folder)["stale"]] == ["nccl-mapped"]
+
+
+def test_a_process_id_in_a_name_tells_whether_its_owner_is_gone(folder: Path) -> None:
+    dead, alive = 4_199_999, os.getpid()  # more than any kernel gives, and this process
+    for name in (f"sgl_shm_mm_{dead}_0", f"sgl_shm_mm_{alive}_0", "psm_1a2b3c4d"):
+        (folder / name).write_bytes(b"x" * 5000)
+    groups = {each["pattern"]: each for each in observe(folder)["left"]}
+    assert set(groups) == {"sgl_shm_mm_*", "psm_*"}
+    assert (groups["sgl_shm_mm_*"]["files"], groups["sgl_shm_mm_*"]["gone"]) == (1, [dead])

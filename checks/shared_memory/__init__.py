@@ -5,7 +5,9 @@ What it checks
 That /dev/shm exists, is writable, and has room: the minimum that the ranks of this host need, with
 the current settings of NCCL's buffer sizes and number of channels, is really allocated, in a file
 without a name that is freed at once. It is not allocated if the control group has no memory for it,
-as the kernel would kill a process. And whether files of dead NCCL or torch processes fill it.
+as the kernel would kill a process. And whether files of dead processes fill it: those that no
+process has open or mapped, with a name of NCCL, torch, SGLang (`sgl_shm_mm_*`) or Python's
+multiprocessing (`psm_*`, vLLM); where there is little room, whatever their name.
 
 Why it matters
 --------------
@@ -18,7 +20,9 @@ pass batches through it, and die with a bus error when it is full. Docker and Ku
 How to fix
 ----------
 docker run --shm-size=16g (or --ipc=host); Kubernetes: an emptyDir with medium: Memory, mounted on
-/dev/shm; on the host itself: mount -o remount,size=50% /dev/shm.
+/dev/shm; on the host itself: mount -o remount,size=50% /dev/shm. Full of files of dead processes:
+remove these; a larger /dev/shm fills up as well, as a program that crashes at each start leaves
+more each time.
 
 When it is wrong
 ----------------
@@ -28,21 +32,20 @@ least two use the network, and usually as many as there are network cards. Since
 host memory through CUDA instead, if that works (check `numa_calls`). If collectives worked with too
 little room, it is only a warning. gloo needs nothing there, nor does a DataLoader without workers.
 In a container that shares /dev/shm with others, files of their live processes look stale: then the
-finding is reported as possible.
+finding is reported as possible; so it is where files have another name, in which somebody may keep
+data.
 
 References
 ----------
-NCCL user guide, troubleshooting (shared memory); NVIDIA/nccl issues 290, 525 and 1518; PyTorch
-README (Docker image, --shm-size).
+NCCL user guide, troubleshooting (shared memory); NVIDIA/nccl issues 290, 525 and 1518;
+sgl-project/sglang issue 40723; PyTorch README (Docker image, --shm-size).
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +65,8 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.cgroup import cgroup_limits
 from nccl_doctor.toolkit.hosts import collectives_worked
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
+
+from .left import File, Group, files_left, grouped, how_to_remove, in_words
 
 SHM_TOO_SMALL = Kind(
     code="shm-too-small",
@@ -93,7 +98,7 @@ SHM_STALE = Kind(
     layer=Layer.HOST,
     title="Files of dead processes are left in /dev/shm",
     why="A process that was killed leaves its files there; they take memory until the next boot.",
-    fix="rm the files that no process has open (fuser -v /dev/shm/nccl-*)",
+    fix="rm the files that no process has open (fuser -v /dev/shm/* lists those that one has)",
     severity=Severity.INFO,
 )
 
@@ -124,9 +129,9 @@ _COMFORT = _GIB
 """Below it, more channels, groups or DataLoader workers are likely to find no room."""
 _WORKERS = 16 * _MIB
 """A few batches of DataLoader workers."""
-_OURS = re.compile(r"nccl-|torch_|cuda\.shm|sem\.mp-")
-_NAMED = 5
 _NO_GROUP_MEMORY = "the control group has"
+_LISTED = 20
+"""Files, and groups of them, that are listed."""
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """Inode of the first PID namespace on every machine (PROC_PID_INIT_INO in the kernel's
 include/linux/proc_ns.h)."""
@@ -144,7 +149,8 @@ class SharedMemory(Check):
         """Sizes in bytes: `size` and `free` of the file system, `needed`: the minimum for the
         backend; `error`: of an allocation of that size, or empty. `least` and `least_error`: the
         same if NVLink connects the GPUs. `stale`: names and bytes of files that no visible process
-        has open; `sees_all`: whether all processes of the machine are visible.
+        has open, the largest; `left`: all of them, from `grouped`; `sees_all`: whether all
+        processes of the machine are visible.
         """
         ranks = ctx.launch.local_world_size or 1
         inside, pools = _needed(ctx, ctx.root / "dev"), _pools(ctx)
@@ -161,8 +167,15 @@ class SharedMemory(Check):
         facts["error"] = facts["least_error"] = self._try(ctx, needed)
         if facts["error"] and least < needed:
             facts["least_error"] = self._try(ctx, least)
-        stale = _stale(ctx.root / "dev/shm", ctx.root / "proc")
-        return {**facts, "stale": stale, "sees_all": _sees_all(ctx.root / "proc")}
+        little = facts["free"] < max(needed, _COMFORT)
+        left = files_left(ctx.root / "dev/shm", ctx.root / "proc", whatever=little)
+        largest = sorted(sorted(left, key=lambda file: -file.bytes)[:_LISTED])
+        return {
+            **facts,
+            "stale": [(file.name, file.bytes) for file in largest],
+            "left": grouped(left),
+            "sees_all": _sees_all(ctx.root / "proc"),
+        }
 
     def _try(self, ctx: Context, size: int) -> str:
         """The error of an allocation, or empty."""
@@ -193,6 +206,7 @@ class SharedMemory(Check):
             size, free = facts["size"], facts["free"]
             seen = "no /dev/shm" if size is None else f"{_mib(free)} free of {_mib(size)}"
             severity = _severity(cluster, rank, facts)
+            left, fill = _left(facts, cluster.backend)
             if severity is not None:
                 need = f", {_mib(facts['needed'])} needed" if facts["needed"] else ""
                 said = f" ({facts['error']})" if facts["error"] else ""
@@ -204,23 +218,24 @@ class SharedMemory(Check):
                     {"size": size, "free": free, "needed": facts["needed"]},
                     fix,
                     severity,
-                    explained_by=SHM_STALE.code if _is_filled(facts) else None,
+                    explained_by=SHM_STALE.code if fill else None,
                     # How much is needed depends on GPUs that are not examined yet.
                     confidence=Confidence.CERTAIN if size is None else Confidence.LIKELY,
                 )
-            if facts["stale"]:
-                names = [name for name, _ in facts["stale"]]
-                more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-                total = sum(size for _, size in facts["stale"])
+            if left:
                 blind = "" if facts.get("sees_all", True) else ", unless other containers use them"
+                sure = not blind and all(group["named"] for group in left)
+                count = sum(group["files"] for group in left)
                 yield Finding(
                     SHM_STALE,
-                    f"{_mib(total)} in {', '.join(names[:_NAMED])}{more}{blind}",
+                    f"{_mib(sum(group['bytes'] for group in left))} in {count} files that no "
+                    f"process has open: {in_words(left)}{blind}",
                     where,
-                    {"files": facts["stale"][: 4 * _NAMED]},
+                    {"files": facts["stale"][:_LISTED], "groups": left[:_LISTED]},
+                    fix=how_to_remove(left),
                     # They are the cause where there would be room without them.
-                    severity=severity if _is_filled(facts) else None,
-                    confidence=Confidence.POSSIBLE if blind else Confidence.LIKELY,
+                    severity=severity if fill else None,
+                    confidence=Confidence.LIKELY if sure else Confidence.POSSIBLE,
                 )
 
 
@@ -323,26 +338,6 @@ def _allocate(folder: Path, size: int) -> str:
     return ""
 
 
-def _stale(folder: Path, proc: Path) -> list[tuple[str, int]]:
-    """Files of NCCL and torch that no visible process has open or mapped: name, bytes.
-
-    Files of this user; as root, which can read every process, those of all users. If /dev/shm is
-    shared with other containers, their processes are not visible.
-    """
-    found: dict[str, tuple[str, int]] = {}
-    for path in folder.iterdir():
-        try:
-            stat = path.lstat()
-        except OSError:  # gone by now
-            continue
-        if _OURS.match(path.name) and os.geteuid() in (0, stat.st_uid):
-            found[str(path)] = path.name, stat.st_blocks * 512
-    for process in proc.glob("[0-9]*") if found else ():
-        for name in _in_use(process) & found.keys():
-            del found[name]
-    return sorted(found.values())
-
-
 def _sees_all(proc: Path) -> bool:
     """Whether this is the first PID namespace of the machine, which holds all processes."""
     try:
@@ -351,33 +346,33 @@ def _sees_all(proc: Path) -> bool:
         return False
 
 
-def _in_use(process: Path) -> set[str]:
-    """Paths that a process has open or mapped; empty if it may not be read."""
-    paths = set()
-    try:
-        handles = list((process / "fd").iterdir())
-        maps = (process / "maps").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # of another user, or gone
-        return set()
-    for handle in handles:
-        with suppress(OSError):  # closed by now
-            paths.add(os.readlink(handle))
-    return paths | {line.split(maxsplit=5)[-1] for line in maps.splitlines()}
-
-
 def _severity(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Severity | None:
     if facts["needed"] and facts["error"]:
         return Severity.WARN if collectives_worked(cluster, rank.host) else Severity.FAIL
-    floor = _COMFORT if cluster.backend == "nccl" else _WORKERS
-    low = facts["error"] or facts["free"] is None or facts["free"] < floor
+    low = facts["error"] or facts["free"] is None or facts["free"] < _floor(cluster.backend)
     return Severity.WARN if low else None
 
 
-def _is_filled(facts: Mapping[str, Any]) -> bool:
-    """Whether there would be room without the stale files."""
-    free, stale = facts["free"], sum(size for _, size in facts["stale"])
-    short = free is not None and free < max(facts["needed"], 1)
-    return bool(stale) and short and free + stale >= facts["needed"]
+def _floor(backend: str) -> int:
+    """Bytes below which there is little room."""
+    return _COMFORT if backend == "nccl" else _WORKERS
+
+
+def _left(facts: Mapping[str, Any], backend: str) -> tuple[list[Group], bool]:
+    """Groups of files without a process, and whether there would be room without them.
+
+    Files whose name tells nothing count only where the others do not explain what is missing.
+    """
+    told = facts.get("left")  # earlier versions gave names and sizes alone
+    groups = grouped(File(*each) for each in facts["stale"]) if told is None else told
+    named = [group for group in groups if group["named"]]
+    needed = facts["needed"] if facts["needed"] and facts["error"] else _floor(backend)
+    free = facts["free"]
+    if free is not None and free < needed:
+        for some in (named, groups):
+            if free + sum(group["bytes"] for group in some) >= needed:
+                return some, True
+    return named, False
 
 
 def _mib(size: int) -> str:
