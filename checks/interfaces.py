@@ -65,7 +65,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.hosts import link_names, sides_in_words
 from nccl_doctor.toolkit.nccl.answer import Answer, ask_nccl
-from nccl_doctor.toolkit.nccl.interface_choice import COMM_ID
+from nccl_doctor.toolkit.nccl.interface_choice import COMM_ID, NCCL_VARIABLE
 from nccl_doctor.toolkit.nccl.library import mapped_nccl
 from nccl_doctor.toolkit.nccl.survey import Survey, survey
 from nccl_doctor.toolkit.net.interfaces import is_alone, is_loopback, is_virtual
@@ -236,6 +236,7 @@ def _bad_choice(
     else:
         yield from _left_out(rank, choice, said)
         return
+    fix = _good_file(choice, facts) or _name_it(library, good, choice, kind, rank.host.label)
     # The choice did not keep this host out: it would matter only later.
     fails = used and rank.host.joined
     yield Finding(
@@ -246,7 +247,7 @@ def _bad_choice(
             "decided by": choice["reason"],
             "interfaces": {nic["name"]: nic["addresses"] for nic in facts["interfaces"]},
         },
-        fix="" if kind is NONE_RUNS else _name_it(library, good, choice, kind, rank.host.label),
+        fix="" if kind is NONE_RUNS else fix,
         severity=Severity.FAIL if fails else Severity.WARN if variable or used else Severity.INFO,
         # gloo looks up the host's own name: that is what to fix.
         explained_by=None if variable or library != "gloo" else "addr-loopback",
@@ -318,6 +319,23 @@ def _answered_otherwise(rank: Rank, asked: Mapping[str, Any] | None) -> Iterator
             Where(hosts=(rank.host.label,)),
             dict(asked),
         )
+
+
+def _good_file(choice: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """Advice to let a configuration file decide, if it has a good value and the environment hides
+    it, as in an image that was made for other hosts; else empty.
+    """
+    told = facts.get("by_file")
+    if choice["variable"] != NCCL_VARIABLE or not told:
+        return ""
+    good = [name for name, address in told["picks"] if not is_loopback(address)]
+    if not good:
+        return ""
+    return (
+        f"unset {NCCL_VARIABLE} (in a container: take its ENV out of the image): it hides "
+        f"{told['origin']}, which has {NCCL_VARIABLE}={told['value']} and so takes "
+        f"{', '.join(good)}"
+    )
 
 
 def _name_it(library: str, nic: str, choice: Mapping[str, Any], kind: Kind, host: str) -> str:

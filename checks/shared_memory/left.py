@@ -22,7 +22,7 @@ _MOST_PIDS = 3
 
 
 class File(NamedTuple):
-    """A file without a process that holds it; `gone`: the id in its name of a process that ended."""
+    """A file that is not held; `gone`: the id in its name, of a process that ended."""
 
     name: str
     bytes: int
@@ -111,8 +111,8 @@ def in_words(groups: Sequence[Group], most: int = 3) -> str:
 
 
 def how_to_remove(groups: Sequence[Group], most: int = 3) -> str:
-    """Command that removes the files of the largest groups that no process has open; empty if none has
-    a name that a shell takes as it is.
+    """Command that removes files of the largest groups, if no process has them open; empty if none
+    has a name that a shell takes as it is.
     """
     plain = [group["pattern"] for group in groups if _PLAIN.fullmatch(group["pattern"])]
     names = " ".join(f"/dev/shm/{pattern}" for pattern in dict.fromkeys(plain[:most]))

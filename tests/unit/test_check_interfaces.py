@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from nccl_doctor.api import ALONE, Confidence, Context, Launch, Severity
 from nccl_doctor.checks.interfaces import Interfaces
 from nccl_doctor.toolkit.nccl.conf import Setting
-from nccl_doctor.toolkit.nccl.survey import lacking_cards
+from nccl_doctor.toolkit.nccl.survey import lacking_cards, survey
 from nccl_doctor.toolkit.net.interfaces import Interface
 from tests.support.clusters import outcome, shut_out
 from tests.support.findings import judge
 from tests.support.peers import DROPPED, NO_ROUTE, World, choice, nic, only, pairs
+
+NCCL = "NCCL_SOCKET_IFNAME"
 
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
@@ -316,3 +319,41 @@ def test_the_choices_of_this_host() -> None:
     assert facts["choices"]["gloo"]["variable"] == "GLOO_SOCKET_IFNAME"
     assert facts["choices"]["nccl-sockets"]["picks"][0][0] == "lo"
     assert any(nic["name"] == "lo" for nic in facts["interfaces"])
+
+
+def test_the_fix_says_that_a_good_file_is_hidden_by_the_environment() -> None:
+    world = World(2)
+    wrong = choice(
+        [], variable=NCCL, value="eth7", origin="environment", problem="missing", names=["eth7"]
+    )
+    world.facts["nd1"]["choices"]["nccl-sockets"] = wrong
+    world.facts["nd1"]["by_file"] = {
+        "value": "^docker0,lo",
+        "origin": "/etc/nccl.conf",
+        "picks": [["ens6", "192.168.77.2"]],
+    }
+    assert only(world.judge(), "interface-missing").fix == (
+        "unset NCCL_SOCKET_IFNAME (in a container: take its ENV out of the image): it hides "
+        "/etc/nccl.conf, which has NCCL_SOCKET_IFNAME=^docker0,lo and so takes ens6"
+    )
+    world.facts["nd1"]["by_file"]["picks"] = [["lo", "127.0.0.1"]]
+    assert only(world.judge(), "interface-missing").fix.startswith("export NCCL_SOCKET_IFNAME==")
+
+
+@pytest.mark.parametrize(
+    ("env", "line", "value"),
+    [
+        ({NCCL: "eth7"}, f"{NCCL}=^docker0", "^docker0"),
+        ({}, f"{NCCL}=^docker0", None),  # it counts
+        ({NCCL: "eth7"}, f"{NCCL}=eth8", None),  # no better
+        ({NCCL: "eth7"}, "NCCL_DEBUG=INFO", None),
+    ],
+)
+def test_a_file_behind_the_environment_is_read(
+    env: dict[str, str], line: str, value: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/nccl.conf").write_text(line + "\n")
+    given = {"HOME": str(tmp_path), **env}
+    told = survey(given, root=tmp_path)["by_file"]
+    assert (told and told["value"]) == value

@@ -20,6 +20,7 @@ from nccl_doctor.toolkit.nccl.conf import Setting, nccl_settings
 from nccl_doctor.toolkit.nccl.interface_choice import (
     COMM_ID,
     MAX_INTERFACES,
+    NCCL_VARIABLE,
     SOCKETS,
     Choice,
     Filter,
@@ -30,7 +31,7 @@ from nccl_doctor.toolkit.nccl.interface_choice import (
     resolver,
     subnet_prefixes,
 )
-from nccl_doctor.toolkit.nccl.release import loaded_release
+from nccl_doctor.toolkit.nccl.release import NcclRelease, loaded_release
 from nccl_doctor.toolkit.net.interfaces import Interface, interfaces
 from nccl_doctor.toolkit.net.routes import gateways
 from nccl_doctor.toolkit.variables.recorded import allowed
@@ -71,6 +72,7 @@ class Survey(TypedDict):
     nccl_data: str
     lacking: dict[str, list[str]]
     asked: Asked | None
+    by_file: dict[str, Any] | None
 
 
 def survey(
@@ -85,7 +87,8 @@ def survey(
     data takes between hosts, see `Road`; `interfaces`: the chosen ones, and at most
     `MAX_INTERFACES` more, each with its `subnets`, one for each address, and the `gateways` of
     default routes that leave by it; `lacking`: see `lacking_cards`; `asked`: the answer of `ask`,
-    which decides where it differs.
+    which decides where it differs; `by_file`: what a configuration file says where the environment
+    has NCCL_SOCKET_IFNAME and so wins: `value`, `origin` and `picks`, or None.
     """
     found = interfaces()
     prefixes = subnet_prefixes()
@@ -116,7 +119,25 @@ def survey(
         "nccl_data": choose_road(settings, admitted(settings, ports)).name,
         "lacking": lacking_cards(settings, found),
         "asked": None if answer is None else _asked(answer, by_rules[0], settings),
+        "by_file": _by_file(env, found, root, release),
     }
+
+
+def _by_file(
+    env: Mapping[str, str], nics: Sequence[Interface], root: Path, release: NcclRelease
+) -> dict[str, Any] | None:
+    """The choice of NCCL without NCCL_SOCKET_IFNAME in the environment, where a file has it."""
+    if NCCL_VARIABLE not in env:
+        return None
+    left = {name: value for name, value in env.items() if name != NCCL_VARIABLE}
+    settings = nccl_settings(left, root=root, release=release)
+    if NCCL_VARIABLE not in settings:
+        return None
+    _, choice = nccl_choices(nics, settings, release=release)
+    if choice.variable != NCCL_VARIABLE or choice.problem:
+        return None
+    picks = [list(pick) for pick in choice.picks]
+    return {"value": choice.value, "origin": choice.origin, "picks": picks}
 
 
 def lacking_cards(
