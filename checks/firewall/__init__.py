@@ -26,9 +26,11 @@ for ever.
 How to fix
 ----------
 Open all tcp between the hosts of the job, or at least net.ipv4.ip_local_port_range (in a cloud: a
-security group that allows traffic from itself). Keep the libraries off interfaces that the others
-cannot route to: NCCL_SOCKET_IFNAME==eth0 and GLOO_SOCKET_IFNAME=eth0. Let ICMP "fragmentation
-needed" pass. Keep scanners from the ephemeral ports of the hosts.
+security group that allows traffic from itself); or, where only a window of ports may be open, set
+that range to lie inside of it: the finding says how many ports the job needs, by estimate. Keep the
+libraries off interfaces that the others cannot route to: NCCL_SOCKET_IFNAME==eth0 and
+GLOO_SOCKET_IFNAME=eth0. Let ICMP "fragmentation needed" pass. Keep scanners from the ephemeral
+ports of the hosts.
 
 When it is wrong
 ----------------
@@ -96,6 +98,7 @@ from .few_at_once import few_at_once
 from .local import RulesFacts, observe_rules
 from .shown import links_of
 from .strangers import STRANGER, judge_strangers
+from .windows import how_to_stay_inside
 
 _BOTH_WAYS = (
     "NCCL and gloo need connections on ephemeral ports between all hosts, in both directions"
@@ -251,6 +254,7 @@ class _Matrix:
 
     def __init__(self, cluster: Cluster) -> None:
         reports = list(cluster.facts(Firewall.name, "matrix"))
+        self.cluster = cluster
         self.backend = cluster.backend
         self.labels = host_labels(cluster)
         self.ranges = {rank.seat: facts["port_range"] for rank, facts in reports}
@@ -356,6 +360,9 @@ def _fix(matrix: _Matrix, kind: Kind, found: Suspects) -> str:
     if remove and not found.rules:
         return kind.fix.replace("<host>", call.address)
     steps = how_to_open(found, matrix.labels, matrix.rules, remove=remove)
+    if steps and not remove:
+        inside = how_to_stay_inside(matrix.cluster, sorted(found.rules))
+        steps += f". Or stay inside of what is open: {inside}" if inside else ""
     ends = {call.listener for call in found.calls}
     low, high = next(ports for seat, ports in matrix.ranges.items() if seat in ends)
     everywhere = "in the hosts' firewalls, security groups and ACLs"

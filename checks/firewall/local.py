@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from nccl_doctor.api import Context
+from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules
 from nccl_doctor.toolkit.firewall.rulesets import read_rules
 from nccl_doctor.toolkit.net.interfaces import Interface, interfaces
-from nccl_doctor.toolkit.net.ports import port_range
+from nccl_doctor.toolkit.net.ports import port_range, reserved_ports
 from nccl_doctor.toolkit.net.routes import reverse_path_filter
 from nccl_doctor.toolkit.net.rtnetlink import leads_back, vrf_of, way_in, way_to
 
 from .culprits import follow_pairs
+from .windows import open_windows
 
 
 class RulesFacts(TypedDict):
@@ -24,24 +26,46 @@ class RulesFacts(TypedDict):
     managers: list[str]
     drops: list[str]
     hits: list[dict[str, Any]]
+    open: list[tuple[int, int]]
+    reserved: str
     ways: list[dict[str, Any]]
 
 
 def observe_rules(ctx: Context) -> RulesFacts:
-    """Follow the failed calls in `params` through the rules and routes of this host."""
+    """Follow the failed calls in `params` through the rules and routes of this host.
+
+    `open`: ranges of ports on which the rules let the first of them in, if they stop it;
+    `reserved`: ports that the kernel gives to nobody.
+    """
     ctx.breadcrumb("reading the firewall rules of this host")
     rules = read_rules(root=ctx.root)
     pairs, nics = ctx.params.get("pairs", ()), interfaces()
+    hits = follow_pairs(rules, pairs, ctx.seat, nics, port_range(ctx.root), leads_back=leads_back)
     return {
         "readable": rules.readable,
         "reason": rules.reason,
         "managers": list(rules.managers),
         "drops": rules.dropping(),
-        "hits": follow_pairs(
-            rules, pairs, ctx.seat, nics, port_range(ctx.root), leads_back=leads_back
-        ),
+        "hits": hits,
+        "open": _open(rules, hits, nics, port_range(ctx.root)),
+        "reserved": reserved_ports(ctx.root),
         "ways": ways_of_pairs(pairs, ctx.seat, nics, ctx.root),
     }
+
+
+def _open(
+    rules: Rules,
+    hits: Iterable[Mapping[str, Any]],
+    nics: Sequence[Interface],
+    ports: tuple[int, int],
+) -> list[tuple[int, int]]:
+    """Windows in the rules that surely stop a call to this host; empty if they stop none."""
+    names = {address: nic.name for nic in nics for address in nic.addresses}
+    for hit in hits:
+        if hit["sure"] and hit["incoming"] and hit["packet"] == "first":
+            ends = (names.get(hit["target"], ""), hit["source"], hit["target"])
+            return open_windows(rules, Packet(True, *ends, ports, ports))
+    return []
 
 
 def ways_of_pairs(

@@ -1,0 +1,83 @@
+"""Ports that a firewall leaves open, and whether the job has room in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from nccl_doctor.api import Cluster, Rank
+from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules
+from nccl_doctor.toolkit.net.ports import reserve_port
+
+_SPAN = (1024, 65535)
+_LEAST = 16
+"""A smaller window is that of a service, such as MASTER_PORT."""
+_MOST_QUESTIONS = 600
+"""Packets that are followed through the rules of a host: each edge of a window takes some 30."""
+_GLOO, _NCCL, _NCCL_SOCKETS = 1, 2, 6
+"""Ports on which a rank listens for each group: gloo on one; NCCL for its bootstrap and its proxy,
+and over sockets for two channels of a ring and of a tree."""
+
+
+def open_windows(rules: Rules, packet: Packet) -> list[tuple[int, int]]:
+    """Ranges of target ports, from 1024 on, on which no rule may stop the packet.
+
+    Empty if that takes too many questions, as where a rule is not understood.
+    """
+    found: list[tuple[int, int]] = []
+    left = [_SPAN]
+    for _ in range(_MOST_QUESTIONS):
+        if not left:
+            break
+        low, high = left.pop()
+        hits = rules.hits(replace(packet, target_ports=(low, high)))
+        if not hits:
+            if found and found[-1][1] == low - 1:
+                found[-1] = (found[-1][0], high)
+            else:
+                found.append((low, high))
+        elif low < high and not any(hit.sure for hit in hits):
+            middle = (low + high) // 2
+            left += [(middle + 1, high), (low, middle)]  # the lower half comes first
+    return [] if left else [each for each in found if each[1] - each[0] + 1 >= _LEAST]
+
+
+def how_to_stay_inside(cluster: Cluster, seats: Iterable[int]) -> str:
+    """Commands that move the ports of the job on these hosts into what their firewalls leave open;
+    empty if they leave nothing open, or are not known.
+    """
+    rules = {rank.seat: (rank, facts) for rank, facts in cluster.facts("firewall", "rules")}
+    steps = []
+    for seat in seats:
+        rank, facts = rules[seat]
+        windows: Sequence[Sequence[int]] = facts.get("open") or ()
+        if not windows:
+            continue
+        low, high = max(windows, key=lambda each: each[1] - each[0])
+        needed, estimate = _ports_needed(cluster, rank)
+        if high - low + 1 < needed:
+            steps.append(f"on {rank.host.label} too few are open, {low}-{high} ({estimate})")
+            continue
+        port = rank.launch.master_port if rank.launch else None
+        # The kernel would give the port of the store to somebody else.
+        inside = port is not None and low <= port <= high
+        reserve = f" {reserve_port(port or 0, facts.get('reserved', ''))}" if inside else ""
+        steps.append(
+            f'on {rank.host.label}: sysctl -w net.ipv4.ip_local_port_range="{low} {high}"{reserve} '
+            f"({high - low + 1} ports; {estimate})"
+        )
+    return "; ".join(steps)
+
+
+def _ports_needed(cluster: Cluster, rank: Rank) -> tuple[int, str]:
+    """Estimate of the ports that the job needs on a host, and in words how it is made."""
+    ranks = max(1, len(cluster.ranks_on(rank.host)))
+    groups = max(1, len(cluster.job.mesh))
+    each = _GLOO
+    if "nccl" in cluster.backend:
+        made = [f for r, f in cluster.facts("firewall", "matrix") if r.seat == rank.seat]
+        sockets = any(facts.get("nccl_data") == "sockets" for facts in made)
+        each = _NCCL_SOCKETS if sockets else _NCCL
+    needed = max(_LEAST, 2 * ranks * groups * each)
+    words = f"ranks on the host {ranks} x groups {groups} x listening ports of each {each}, doubled"
+    return needed, f"the job needs about {needed}: {words}, {_LEAST} at least"
