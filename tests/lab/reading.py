@@ -27,6 +27,7 @@ ELSEWHERE = (
     "gdrcopy", "preload", "nccl_plugins", "partition_keys", "mps",
     "nccl_diagnostics", "network_speed",
     "amd_gpus", "dcgm", "dcgm_diag", "held_connections", "throttling", "bonds", "loss",
+    "cloud_profile",
 )  # fmt: skip
 """Checks of what the lab has not, or not always: torchrun's c10d rendezvous, Slurm, connection
 tracking, losses, a silence that somebody asks for, mostly NCCL, a job with a side group, a kernel

@@ -435,7 +435,7 @@ CODES = """
     rail-unreachable rail-mtu-blackhole rails-apart gdrcopy-missing
     rdma-mixed rdma-port-down rdma-port-unconfigured rp-filter-strict address-duplicate
     peer-no-route mtu-differs mtu-blackhole peer-blocked peer-one-way peer-intercepted
-    stranger-connects gloo-families-differ arp-flux
+    stranger-connects gloo-families-differ arp-flux env-contradicts-profile
     host-cut-off link-flapped bond-member-down bond-split bond-speeds-differ
     neighbour-table-small arp-answered-by-other-nic address-answered-by-another
     host-absent rank-absent rank-late joining-slow node-rank-duplicate rank-duplicate nnodes-differs
