@@ -436,6 +436,7 @@ CODES = """
     rdma-mixed rdma-port-down rdma-port-unconfigured rp-filter-strict address-duplicate
     peer-no-route mtu-differs mtu-blackhole peer-blocked peer-one-way peer-intercepted
     stranger-connects gloo-families-differ arp-flux env-contradicts-profile
+    kernel-settings-differ
     host-cut-off link-flapped bond-member-down bond-split bond-speeds-differ
     neighbour-table-small arp-answered-by-other-nic address-answered-by-another
     host-absent rank-absent rank-late joining-slow node-rank-duplicate rank-duplicate nnodes-differs
