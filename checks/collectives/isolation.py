@@ -198,7 +198,7 @@ def _findings(cluster: Cluster, attempts: Attempts, verdict: Verdict) -> Iterato
     if verdict.flaky:
         yield Finding(
             _kind(world).variant(**ONCE),
-            f"{_what(world)}; it finished when tried again, and so did every smaller group",
+            f"{_what(world)}, once; it finished when tried again, and so did every smaller group",
             place_of_all(world.members),
             {**what_they_did(world), "isolation": held},
             severity=Severity.WARN,

@@ -45,7 +45,8 @@ def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
     A failure explains failures and warnings of higher layers whose place lies in its own; from the
     group layer up it is enough that the places meet, and of a difference between hosts
     (`Kind.between`) that it is there. One of the host or the environment shuts no port. A warning
-    breaks no layer: it explains only warnings from the group layer up, where it meets their place.
+    breaks no layer: it explains only warnings from the group layer up, where it meets their place,
+    and nothing if it is no more than possible, such as a hang that came once.
     What a judge said of its own findings stands, unless it names a code that nobody found, or found
     only as something less severe, or goes in a circle. So wherever there is a failure, one is left
     unexplained, but for this: what delays a job (`Kind.delays`) explains that a host came too late,
@@ -182,6 +183,7 @@ def _explains(
         )
     return (
         cause.level is finding.level is Severity.WARN
+        and cause.confidence is not Confidence.POSSIBLE
         and cause.code not in ENGINE_CODES
         and symptom
         and bool(cause_place)

@@ -19,8 +19,8 @@ CHECK = AdvertisedAddresses()
 HOSTS = ("nd0", "nd1", "nd2")
 
 
-def address(index: int, net: str = "192.168.77") -> str:
-    return f"{net}.{index + 1}"
+def address(index: int, net: str = "192.168.77.") -> str:
+    return f"{net}{index + 1}"
 
 
 def told(by: str, value: str, leads: str | None = None) -> dict[str, str]:
@@ -33,17 +33,18 @@ class World:
     def __init__(self) -> None:
         self.calls: dict[tuple[int, str], Mapping[str, Any]] = {}
         """Attempt of every call to an address of a host, where it is not a good one."""
-        self.routes = {i: address(i, "10.9.9") for i in range(3)}
+        self.net = "192.168.77."
+        self.routes = {i: address(i, "10.9.9.") for i in range(3)}
         self.variables: dict[int, list[dict[str, str]]] = {}
 
     def facts(self, index: int) -> dict[str, Any]:
         return {
-            "own": sorted({address(index), self.routes[index]}),
-            "data": address(index),
+            "own": sorted({address(index, self.net), self.routes[index]}),
+            "data": address(index, self.net),
             "advertised": self.told(index),
             "peers": {
                 str(2 * other): [
-                    self.entry(other, address(other), [DATA]),
+                    self.entry(other, address(other, self.net), [DATA]),
                     self.entry(
                         other, self.routes[other], [each["by"] for each in self.told(other)]
                     ),
@@ -55,7 +56,7 @@ class World:
 
     def told(self, index: int) -> list[dict[str, str]]:
         route = told(ROUTE, self.routes[index])
-        name = told(FQDN, f"nd{index}.example", address(index))
+        name = told(FQDN, f"nd{index}.example", address(index, self.net))
         return [*self.variables.get(index, ()), route, name]
 
     def entry(self, other: int, to: str, roles: list[str]) -> dict[str, Any]:
@@ -74,6 +75,14 @@ class World:
 
 def test_a_management_network_that_can_be_reached_is_not_worth_a_word() -> None:
     assert World().judge() == []
+
+
+def test_hosts_with_ipv6_alone_are_well() -> None:
+    world = World()
+    world.net, world.routes = "fd00::", {i: f"fd00::{i + 1}" for i in range(3)}
+    for i in range(3):
+        world.variables[i] = [told("VLLM_HOST_IP", f"fd00::{i + 1}")]
+    assert world.judge() == []
 
 
 def test_own_values_of_the_variables_are_right() -> None:

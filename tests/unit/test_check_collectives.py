@@ -7,8 +7,17 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.judge.causes import explain
 from nccl_doctor.model.cluster import ALONE, Cluster, Outcome, OutcomeStatus
-from nccl_doctor.model.findings import Finding, Round, Severity, Where
+from nccl_doctor.model.findings import (
+    Confidence,
+    Finding,
+    Kind,
+    Layer,
+    Round,
+    Severity,
+    Where,
+)
 from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster
 
@@ -152,7 +161,34 @@ def test_hang_is_tried_again_and_a_good_second_attempt_makes_it_a_warning() -> N
     (found,) = judge(again)
     assert (found.code, found.level) == ("collective-hang", Severity.WARN)
     assert found.kind.title == "A group failed or hung once, and worked when it was tried again"
-    assert "tried again" in found.message
+    assert "once; it finished when tried again" in found.message
+
+
+def test_one_hang_in_three_is_no_cause_of_anything() -> None:
+    """A hang that came once explains no other warning, and nothing is blamed for it."""
+    cluster = add_round(cluster_of(HANGS), "each-host", FINE)
+    (once,) = judge(add_round(cluster, "world-again", FINE))
+    assert (once.confidence.value, once.where.hosts) == ("possible", ("nd0", "nd1"))
+    slow = Finding(Kind("x-slow", Layer.SPEED, "t", "w", "f", Severity.WARN), "m", once.where)
+    explained = {each.code: each.explained_by for each in explain([once, slow], cluster)}
+    assert explained == {"collective-hang": None, "x-slow": None}
+    sure = once.replaced(confidence=Confidence.LIKELY)
+    explained = {each.code: each.explained_by for each in explain([sure, slow], cluster)}
+    assert explained["x-slow"] == "collective-hang"
+
+
+def test_ranks_that_run_different_collectives_are_a_fault_of_the_program() -> None:
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch compares the sequence numbers of the ranks."""
+    text = (
+        "RuntimeError: Detected mismatch between collectives on ranks. Rank {0} is running "
+        "collective: CollectiveFingerPrint(SequenceNumber={1}, OpType=ALLREDUCE, TensorShape=[8], "
+        "TensorDtypes=Long, TensorDeviceTypes=TensorOptions(dtype=float (default)))"
+    )
+    numbers = {0: 3, 1: 3, 2: 4, 3: 4}
+    (found,) = judge(cluster_of({r: raised(text.format(r, n)) for r, n in numbers.items()}))
+    assert (found.code, found.where.ranks) == ("collective-failed", (0, 1, 2, 3))
+    assert found.confidence.value == "possible"
+    assert "a fault of the program, not of the cluster" in found.fix
 
 
 def test_host_that_hangs_by_itself_is_looked_into_rank_by_rank() -> None:

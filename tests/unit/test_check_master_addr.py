@@ -310,6 +310,12 @@ def test_an_ipv6_answer_without_a_route():
 # -- slow ----------------------------------------------------------------------------------------
 
 
+def test_an_address_without_a_name_is_well_if_that_is_soon_known():
+    """torch then says "The hostname of the client socket cannot be retrieved", for its log."""
+    reverse = [look(ND0)]
+    assert judged(cluster_of({"nd0": facts("nd0"), "nd1": facts("nd1", reverse=reverse)})) == []
+
+
 def test_look_ups_that_are_slow_twice():
     reverse = [look(ND0, took=(4.0, 3.0))]
     found = only(cluster_of({"nd0": facts("nd0"), "nd1": facts("nd1", reverse=reverse)}))

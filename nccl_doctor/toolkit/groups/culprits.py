@@ -43,6 +43,10 @@ AGAIN = "-again"
 """Suffix of the name of a round that repeats a hang of another round."""
 COMPARED = "-compared"
 """The same suffix where torch compares what each rank is about to run."""
+_PROGRAM = (
+    "compare the code, and the version of torch, of these ranks with those of the others: ranks "
+    "that run different collectives are a fault of the program, not of the cluster"
+)
 
 
 def judge_groups(attempts: Mapping[str, Sequence[Attempt]]) -> Iterator[Finding]:
@@ -216,6 +220,7 @@ def _mixed_up(attempt: Attempt, compared: Attempt | None) -> Finding | None:
             words + odd[culprits[0].rank.seat],
             place_of_all(culprits),
             {**what_they_did(attempt), "compared": what_they_did(shown)["doing"]},
+            fix=_PROGRAM,
             confidence=Confidence.LIKELY,
         )
     if not attempt.is_mixed_up:
@@ -228,6 +233,7 @@ def _mixed_up(attempt: Attempt, compared: Attempt | None) -> Finding | None:
         + (words if cut else "the ranks ran different collectives"),
         place_of_all(attempt.members),
         what_they_did(attempt),
+        fix="" if cut else _PROGRAM,
         confidence=Confidence.POSSIBLE,
     )
 
@@ -253,7 +259,7 @@ def _group_finding(attempt: Attempt, again: Attempt | None) -> Finding:
     first = attempt.stuck[0].outcome
     words = f"no progress in {step_of(first)} of group {attempt.name} "
     words += f"within {first.duration_s:.0f} s"
-    words += "; it finished when tried again" if flaky else "; all members had entered"
+    words += ", once; it finished when tried again" if flaky else "; all members had entered"
     kind = INIT_HANG if all(m.outcome.last_step in FORMING for m in attempt.stuck) else HANG
     return Finding(
         kind.variant(**ONCE) if flaky else kind,
