@@ -101,6 +101,15 @@ SHM_STALE = Kind(
     fix="rm the files that no process has open (fuser -v /dev/shm/* lists those that one has)",
     severity=Severity.INFO,
 )
+SHM_FILLED = Kind(
+    code="shm-filled",
+    layer=Layer.HOST,
+    title="Files that no process has open fill /dev/shm",
+    why="Somebody keeps data there, or a program that is gone left them: they take the room that "
+    "the job needs, and a larger /dev/shm may fill up as well.",
+    fix="ls -l /dev/shm: move what somebody needs to a disk, and remove the rest",
+    severity=Severity.WARN,
+)
 
 _MIB = 1 << 20
 _BUFFERS = {
@@ -142,7 +151,7 @@ class SharedMemory(Check):
 
     name = "shared_memory"
     layer = Layer.HOST
-    kinds = (SHM_TOO_SMALL, SHM_STALE)
+    kinds = (SHM_TOO_SMALL, SHM_STALE, SHM_FILLED)
     reads = ("collectives", "gpu_state")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
@@ -207,6 +216,8 @@ class SharedMemory(Check):
             seen = "no /dev/shm" if size is None else f"{_mib(free)} free of {_mib(size)}"
             severity = _severity(cluster, rank, facts)
             left, fill = _left(facts, cluster.backend)
+            named = all(group["named"] for group in left)
+            owned = SHM_STALE if named else SHM_FILLED
             if severity is not None:
                 need = f", {_mib(facts['needed'])} needed" if facts["needed"] else ""
                 said = f" ({facts['error']})" if facts["error"] else ""
@@ -218,24 +229,24 @@ class SharedMemory(Check):
                     {"size": size, "free": free, "needed": facts["needed"]},
                     fix,
                     severity,
-                    explained_by=SHM_STALE.code if fill else None,
+                    explained_by=owned.code if fill else None,
                     # How much is needed depends on GPUs that are not examined yet.
                     confidence=Confidence.CERTAIN if size is None else Confidence.LIKELY,
                 )
             if left:
                 blind = "" if facts.get("sees_all", True) else ", unless other containers use them"
-                sure = not blind and all(group["named"] for group in left)
                 count = sum(group["files"] for group in left)
                 yield Finding(
-                    SHM_STALE,
-                    f"{_mib(sum(group['bytes'] for group in left))} in {count} files that no "
-                    f"process has open: {in_words(left)}{blind}",
+                    owned,
+                    f"{_mib(sum(group['bytes'] for group in left))} in {count} "
+                    f"file{'s' if count > 1 else ''} that no process has open: "
+                    f"{in_words(left)}{blind}",
                     where,
                     {"files": facts["stale"][:_LISTED], "groups": left[:_LISTED]},
-                    fix=how_to_remove(left),
+                    fix=how_to_remove(left) if named else "",
                     # They are the cause where there would be room without them.
                     severity=severity if fill else None,
-                    confidence=Confidence.LIKELY if sure else Confidence.POSSIBLE,
+                    confidence=Confidence.LIKELY if named and not blind else Confidence.POSSIBLE,
                 )
 
 

@@ -414,7 +414,7 @@ CODES = """
     nccl-plugin-missing nccl-plugin-differs nccl-plugin-crashes
     deepspeed-needs-mpi4py
     numa-calls-blocked numa-node-empty address-space-limit-low stack-limit-unsafe
-    shm-too-small shm-stale ipc-namespace-split open-files-limit-low memlock-limit-low
+    shm-too-small shm-stale shm-filled ipc-namespace-split open-files-limit-low memlock-limit-low
     out-of-memory-kill process-limit-low memory-limit-low cpu-limit-low temp-dir-unwritable
     pcie-errors memory-errors memory-failing shm-removed-at-logout
     clock-skew cpu-differs libcuda-differs cpu-clock-held-low cpu-governor-differs process-stuck
