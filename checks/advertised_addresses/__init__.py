@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypedDict
 
@@ -109,11 +110,15 @@ class AdvertisedAddresses(Check):
         MASTER_ADDR; `peers`: from `call_others`, with what gives an address as its roles;
         `strangers`: from `Visitors.strangers`, for check `firewall`.
         """
-        nics = [nic for nic in interfaces() if nic.running and not nic.loopback]
-        own = {address: nic for nic in nics for address in nic.addresses}
+        found = interfaces()
+        # Hosts that take part in routing have their address on lo.
+        own = {a: nic for nic in found for a in nic.addresses if not is_loopback(a)}
+        nics = [nic for nic in found if nic.running and not nic.loopback]
         ctx.breadcrumb("asking what this host would tell the others")
-        told = _advertised(ctx.env, own)
-        source = source_towards(ctx.launch.master_addr, LOOK_UP_S)
+        with ThreadPoolExecutor(1) as pool:  # both may wait for a name server
+            towards = pool.submit(source_towards, ctx.launch.master_addr, LOOK_UP_S)
+            told = _advertised(ctx.env, own)
+            source = towards.result()
         likely = likely_address([(nic.name, list(nic.addresses)) for nic in nics], source)
         data = likely[1] if likely else ""
         facts: AdvertisedFacts = {
@@ -156,16 +161,16 @@ def _advertised(env: Mapping[str, str], own: Mapping[str, Interface]) -> list[di
     routed = next((source for far in _FAR if (source := source_of(far)[0])), "")
     if routed and not is_loopback(routed):
         found.append({"by": ROUTE, "value": routed, "address": routed})
-    name = full_name(LOOK_UP_S)
-    if name and (address := _address(name, own)) in own:
+    name = full_name(LOOK_UP_S / 2)
+    if name and (address := _address(name, own, LOOK_UP_S / 2)) in own:
         found.append({"by": FQDN, "value": name, "address": address})
     return found
 
 
-def _address(value: str, own: Mapping[str, Interface]) -> str:
+def _address(value: str, own: Mapping[str, Interface], limit_s: float = LOOK_UP_S) -> str:
     """The address of a value: itself, or an answer for the name, an own one first."""
     try:
         return str(ipaddress.ip_address(value.strip("[]").partition("%")[0]))
     except ValueError:
-        answers = look_up(value, LOOK_UP_S).answers
+        answers = look_up(value, limit_s).answers
         return next((each for each in answers if each in own), answers[0] if answers else "")
