@@ -224,7 +224,8 @@ class Firewall(Check):
         yield from _failed(matrix)
         yield from _unroutable(matrix)
         yield from few_at_once(PEER_BLOCKED, matrix.calls, matrix.labels)
-        yield from judge_strangers(cluster)
+        troubled = {call.listener for call in matrix.calls if call.outcome != "ok"}
+        yield from judge_strangers(cluster, troubled)
 
     def sections(self, cluster: Cluster) -> Iterator[HostLink]:
         """Every pair of hosts, and whether one reaches the other."""

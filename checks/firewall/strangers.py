@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from nccl_doctor.api import Cluster, Confidence, Finding, Kind, Layer, Severity, Where
@@ -23,8 +23,14 @@ _MOST = 5
 """Sources that get a finding of their own."""
 
 
-def judge_strangers(cluster: Cluster) -> Iterator[Finding]:
-    """One finding for each stranger, on the hosts whose ports they called."""
+def judge_strangers(cluster: Cluster, troubled: Collection[int]) -> Iterator[Finding]:
+    """One finding for each stranger, on the hosts whose ports they called.
+
+    Args:
+        cluster: with the facts.
+        troubled: seats of hosts that could not be called by all: who says nothing there may be a
+            host of the job, behind an address translation, whose call broke off.
+    """
     own = {address for host in cluster.hosts for address in host.addresses}
     for _, facts in cluster.facts("interfaces"):
         for nic in facts.get("interfaces", ()):
@@ -36,8 +42,7 @@ def judge_strangers(cluster: Cluster) -> Iterator[Finding]:
     found: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for rank, facts in reports:
         for each in facts.get("strangers", ()):
-            # A host of the job whose call broke off says nothing.
-            if each["first"] or each["source"] not in own:
+            if each["first"] or not (each["source"] in own or rank.seat in troubled):
                 found.setdefault(each["source"], []).append((rank.host.label, each))
     if not found:
         return

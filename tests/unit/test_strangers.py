@@ -15,7 +15,7 @@ from nccl_doctor.toolkit.peers.listeners import Listeners
 from nccl_doctor.toolkit.peers.visitors import Visitors, in_words
 from tests.support.clusters import change_rank, outcome
 from tests.support.findings import judge
-from tests.support.peers import World
+from tests.support.peers import DROPPED, World
 from tests.support.rows import each_row
 
 CHECK = Firewall()
@@ -109,6 +109,14 @@ def test_a_stranger_is_named_at_the_host_that_was_called(
 
 def test_a_host_of_the_job_whose_call_broke_off_is_no_stranger() -> None:
     assert judge(CHECK, world(stranger("192.168.77.1", ""))) == []
+
+
+def test_silence_where_calls_broke_off_may_be_a_translated_host_of_the_job() -> None:
+    made = World(3, "nccl").fail([("nd0", "nd1")], DROPPED)
+    made.facts["nd1"]["strangers"] = [stranger("10.9.9.9", ""), stranger("10.9.9.8", "GET /")]
+    said = [f.message for f in judge(CHECK, made.cluster()) if f.code == "stranger-connects"]
+    assert len(said) == 1
+    assert said[0].startswith("10.9.9.8 ")
 
 
 def test_a_scan_of_every_port_from_many_addresses_gives_a_few_findings() -> None:
