@@ -47,21 +47,21 @@ def judge_strangers(cluster: Cluster, troubled: Collection[int]) -> Iterator[Fin
     if not found:
         return
     versions = _versions(cluster)
-    hangs = "nccl" in cluster.backend and (
-        not versions or any(fault.has(v) for fault in _faults() for v in versions)
-    )
+    nccl = "nccl" in cluster.backend
+    hangs = nccl and (not versions or any(fault.has(v) for fault in _faults() for v in versions))
     busiest = sorted(found.items(), key=lambda item: (-_times(item[1]), item[0]))
     for source, calls in busiest[:_MOST]:
         said = sorted({each["first"] for _, each in calls if each["first"]})
         times, ports = _times(calls), len({(host, each["port"]) for host, each in calls})
         words = f'"{said[0]}"' if said else "nothing: a port scan, or a health probe"
+        release = f"; NCCL {', '.join(versions) or 'of unknown release'}" if nccl else ""
         fix = (
             f"keep {source} from the ephemeral ports (net.ipv4.ip_local_port_range) of these hosts"
         )
         yield Finding(
             STRANGER,
-            f"{source} connected {times} times to {ports} ports that were open for seconds, and "
-            f"said {words}; NCCL {', '.join(versions) or 'of unknown release'}",
+            f"{source} connected {_counted(times, 'time')} to {_counted(ports, 'port')} open for "
+            f"seconds, and said {words}{release}",
             Where(hosts=tuple(sorted({host for host, _ in calls}))),
             {"calls": [{"host": host, **each} for host, each in calls[:16]]},
             fix=f"{fix}, or install NCCL 2.30.7 or newer" if hangs else fix,
@@ -87,3 +87,7 @@ def _versions(cluster: Cluster) -> list[str]:
 
 def _times(calls: list[tuple[str, Mapping[str, Any]]]) -> int:
     return sum(int(each["times"]) for _, each in calls)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" + ("s" if number != 1 else "")

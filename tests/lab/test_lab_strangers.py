@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from tests.lab.lab import HEALTHY_S, JOIN_S, MASTER_PORT, PATIENT, Lab
 from tests.lab.reading import START_S, check_clean, view_of
@@ -66,3 +69,38 @@ def test_hosts_with_different_keys_are_named_before_the_join_time_out(
     assert run.codes == [3, 3]
     (finding,) = (view_of(run, 1) or {})["root_causes"]
     assert finding["code"] == "key-differs"
+
+
+SCRAPER = """
+import pathlib, socket, sys
+host, low, high = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+while not pathlib.Path("done").exists():
+    for port in range(low, high + 1):
+        with socket.socket() as sock:
+            sock.settimeout(0.05)
+            if sock.connect_ex((host, port)) == 0:
+                sock.send(b"GET /metrics HTTP/1.1\\r\\nHost: " + host.encode() + b"\\r\\n\\r\\n")
+"""
+
+
+@pytest.mark.wide
+def test_a_scraper_of_every_port_is_named(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab("nd0", "nd1", "nd2")
+    lab["nd0"].call("sh", "-c", "echo 40000 40060 > /proc/sys/net/ipv4/ip_local_port_range")
+    folder = lab.new_folder()
+    (folder / "scraper.py").write_text(SCRAPER)
+    argv = [lab.python, "scraper.py", lab["nd0"].address, "40000", "40060"]
+    scraper = lab["nd2"].run(argv, {}, folder)
+    try:
+        two = {host: ["--nnodes", "2"] for host in ("nd0", "nd1")}
+        run = lab.own_doctor("--select", "firewall", nproc=1, hosts=tuple(two), per_host=two)
+    finally:
+        (folder / "done").touch()
+    assert lab.wait([scraper], START_S)
+    check_clean(run, HEALTHY_S)
+    assert run.report is not None, str(run)
+    (found,) = run.report["findings"]
+    assert (found["code"], found["where"]["hosts"]) == ("stranger-connects", ["nd0"]), str(run)
+    assert lab["nd2"].address in found["message"], str(run)
+    assert '"GET /metrics HTTP/1.1"' in found["message"], str(run)
+    assert (found["severity"], run.codes) == ("info", [0, 0]), str(run)  # gloo

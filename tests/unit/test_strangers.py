@@ -103,6 +103,7 @@ def test_a_stranger_is_named_at_the_host_that_was_called(
     (found,) = judge(CHECK, world(*seen, backend=backend, nccl=nccl))
     assert (found.code, found.level, found.where.hosts) == ("stranger-connects", level, ("nd1",))
     assert "10.9.9.9 connected 4 times to 2 ports" in found.message
+    assert ("NCCL" in found.message) == (backend == "nccl")
     assert 'said "GET /metrics HTTP/1.1"' in found.message
     assert "10.9.9.9" in found.fix
 
