@@ -158,3 +158,28 @@ def test_only_a_window_of_ports_is_open(lab: Lab) -> None:
     run = lab.plain_doctor(*few)
     check_clean(run, PEERS_S)
     assert run.codes == [0, 0], str(run)
+
+
+@pytest.mark.wide
+def test_two_data_interfaces_in_one_network(lab: Lab) -> None:
+    """Either answers for both, until the fix keeps them apart."""
+    host = lab["nd1"]
+    ends = ("type", "veth", "peer", "name", "eth1", "netns", str(host.init))
+    lab.in_switch("ip", "link", "add", "q1", *ends)
+    lab.in_switch("ip", "link", "set", "q1", "master", "br0", "up")
+    host.call("ip", "addr", "add", "192.168.77.102/24", "dev", "eth1")
+    host.call("ip", "link", "set", "eth1", "up")
+    few = ("--backend", "nccl", "--select", "interfaces,rp_filter,neighbours")
+    run = lab.plain_doctor(*few)
+    check_clean(run, PEERS_S)
+    assert run.report is not None, str(run)
+    (found,) = run.report["root_causes"]
+    assert (found["code"], found["where"]["hosts"]) == ("arp-flux", ["nd1"]), str(run)
+    assert found["where"]["interfaces"] == ["eth0", "eth1"], str(run)
+    assert "what is sent from 192.168.77.102 does not leave by eth1" in found["message"], str(run)
+    fix = found["fix"].removeprefix("on nd1: ").partition(", and the same")[0]
+    host.call("sh", "-c", fix)
+    run = lab.plain_doctor(*few)
+    check_clean(run, PEERS_S)
+    assert run.report is not None, str(run)
+    assert run.report["root_causes"] == [], str(run)
