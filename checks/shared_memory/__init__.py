@@ -177,13 +177,16 @@ class SharedMemory(Check):
         if facts["error"] and least < needed:
             facts["least_error"] = self._try(ctx, least)
         little = facts["free"] < max(needed, _COMFORT)
-        left = files_left(ctx.root / "dev/shm", ctx.root / "proc", whatever=little)
+        sees_all = _sees_all(ctx.root / "proc")
+        left = files_left(
+            ctx.root / "dev/shm", ctx.root / "proc", whatever=little, sees_all=sees_all
+        )
         largest = sorted(sorted(left, key=lambda file: -file.bytes)[:_LISTED])
         return {
             **facts,
             "stale": [(file.name, file.bytes) for file in largest],
             "left": grouped(left),
-            "sees_all": _sees_all(ctx.root / "proc"),
+            "sees_all": sees_all,
         }
 
     def _try(self, ctx: Context, size: int) -> str:

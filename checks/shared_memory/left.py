@@ -43,18 +43,19 @@ class Group(TypedDict):
     named: bool
 
 
-def files_left(folder: Path, proc: Path, *, whatever: bool) -> list[File]:
+def files_left(folder: Path, proc: Path, *, whatever: bool, sees_all: bool) -> list[File]:
     """Files that no visible process has open or mapped, by name.
 
     Files of this user; as root, which can read every process, those of all users; and those of
-    other users whose name has the number of a process that is gone. If /dev/shm is shared with
-    other containers, their processes are not visible.
+    other users whose name has the number of a process that is gone.
 
     Args:
         folder: /dev/shm.
         proc: of this host.
         whatever: also files whose name tells nothing of who made them: somebody may keep data in
             them, which no process needs to have open.
+        sees_all: whether all processes of the machine are visible. If /dev/shm is shared with other
+            containers, theirs are not, and the numbers are others.
     """
     found: dict[str, File] = {}
     for path in folder.iterdir():
@@ -68,9 +69,9 @@ def files_left(folder: Path, proc: Path, *, whatever: bool) -> list[File]:
         mine = os.geteuid() in (0, status.st_uid)
         if not stat.S_ISREG(status.st_mode) or not (ours or whatever):
             continue
-        if (ours and alive) or not (mine or (ours and numbers)):
+        gone = numbers[0] if numbers and sees_all and not alive else None
+        if (ours and alive) or not (mine or (ours and gone is not None)):
             continue
-        gone = None if alive or not numbers else numbers[0]
         used = status.st_blocks * 512
         found[str(path)] = File(path.name, used, _owner(status.st_uid), gone)
     for process in proc.glob("[0-9]*") if found else ():
