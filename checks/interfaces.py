@@ -25,7 +25,8 @@ time-out; a library that sends a loopback address makes its peers connect to the
 How to fix
 ----------
 Name the interface: NCCL_SOCKET_IFNAME==eth0 (the second = means the exact name) and
-GLOO_SOCKET_IFNAME=eth0 (gloo knows exact names only). Give all hosts of one network the same MTU.
+GLOO_SOCKET_IFNAME=eth0 (gloo knows exact names only). A value that an image sets hides a good one
+in /etc/nccl.conf, as the environment wins: unset it. Give all hosts of one network the same MTU.
 
 When it is wrong
 ----------------

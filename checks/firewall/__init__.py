@@ -98,7 +98,7 @@ from .few_at_once import few_at_once
 from .local import RulesFacts, observe_rules
 from .shown import links_of
 from .strangers import STRANGER, judge_strangers
-from .windows import how_to_stay_inside
+from .windows import how_to_stay_inside, where_other_ports_pass
 
 _BOTH_WAYS = (
     "NCCL and gloo need connections on ephemeral ports between all hosts, in both directions"
@@ -367,7 +367,8 @@ def _fix(matrix: _Matrix, kind: Kind, found: Suspects) -> str:
     ends = {call.listener for call in found.calls}
     low, high = next(ports for seat, ports in matrix.ranges.items() if seat in ends)
     everywhere = "in the hosts' firewalls, security groups and ACLs"
-    return steps or f"{_OPEN} ({low}-{high}), {everywhere}"
+    some = "" if steps or remove else where_other_ports_pass(matrix.cluster, found.calls)
+    return steps or f"{_OPEN} ({low}-{high}), {everywhere}" + (f"; {some}" if some else "")
 
 
 def _unroutable(matrix: _Matrix) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from nccl_doctor.api import Cluster, Rank
 from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules
 from nccl_doctor.toolkit.net.ports import reserve_port
+from nccl_doctor.toolkit.peers.matrix import PeerCall
 
 _SPAN = (1024, 65535)
 _LEAST = 16
@@ -67,6 +68,29 @@ def how_to_stay_inside(cluster: Cluster, seats: Iterable[int]) -> str:
             f"({high - low + 1} ports; {estimate})"
         )
     return "; ".join(steps)
+
+
+def where_other_ports_pass(cluster: Cluster, calls: Iterable[PeerCall]) -> str:
+    """Advice where a call failed on one port and worked on another one of the same address, by
+    check `advertised_addresses`: some ports are open. Empty if no call shows that.
+    """
+    worked = {
+        (rank.seat, int(seat), entry["address"]): int(entry["port"])
+        for rank, facts in cluster.facts("advertised_addresses", "calls")
+        for seat, entries in facts["peers"].items()
+        for entry in entries
+        if entry["attempts"] and entry["attempts"][-1]["outcome"] == "ok"
+    }
+    for call in calls:
+        port = worked.get((call.caller, call.listener, call.address))
+        if port is not None:
+            rank = next(rank for rank in cluster.ranks if rank.seat == call.listener)
+            return (
+                f"port {port} of {call.address} is open and {call.port} is not: where only a "
+                "window of ports may be open, set net.ipv4.ip_local_port_range to it on every host "
+                f"({_ports_needed(cluster, rank)[1]})"
+            )
+    return ""
 
 
 def _ports_needed(cluster: Cluster, rank: Rank) -> tuple[int, str]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from nccl_doctor.checks.firewall import Firewall
 from nccl_doctor.checks.firewall.windows import open_windows
 from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules
 from nccl_doctor.toolkit.firewall.rulesets import parse_nft
-from tests.support.peers import DROPPED, World, only
+from tests.support.clusters import outcome
+from tests.support.findings import judge
+from tests.support.peers import DROPPED, OK, World, only
 
 TABLE = """table inet f {{
 chain c {{
@@ -65,3 +69,21 @@ def test_the_port_of_the_store_is_kept_free_inside_the_window() -> None:
 
 def test_without_a_window_there_is_one_way_alone() -> None:
     assert "ip_local_port_range" not in fix([])
+
+
+def test_a_port_that_is_open_beside_one_that_is_not_shows_a_window_without_any_rule() -> None:
+    world = World(2).fail([LINK], DROPPED)
+    made = world.cluster()
+    assert "is open and" not in only(judge(Firewall(), made), "peer-one-way").fix
+    entry = {"address": "192.168.77.2", "port": 40012, "attempts": [OK]}
+    facts = {**made.hosts[0].facts, "advertised_addresses": {"calls": outcome(reports(entry))}}
+    host = replace(made.hosts[0], facts=facts)
+    ranks = tuple(replace(r, host=host) if r.host.id == host.id else r for r in made.ranks)
+    made = replace(made, hosts=(host, made.hosts[1]), ranks=ranks)
+    said = only(judge(Firewall(), made), "peer-one-way").fix
+    assert "port 40012 of 192.168.77.2 is open and 40002 is not" in said
+    assert "the job needs about 24" in said
+
+
+def reports(entry: dict[str, Any]) -> dict[str, Any]:
+    return {"peers": {"2": [entry]}, "strangers": []}
