@@ -13,6 +13,7 @@ from nccl_doctor.toolkit.peers.matrix import PeerCall
 _SPAN = (1024, 65535)
 _LEAST = 16
 """A smaller window is that of a service, such as MASTER_PORT."""
+_MOST_HOSTS = 4
 _MOST_QUESTIONS = 600
 """Packets that are followed through the rules of a host: each edge of a window takes some 30."""
 _GLOO, _NCCL, _NCCL_SOCKETS = 1, 2, 6
@@ -43,13 +44,13 @@ def open_windows(rules: Rules, packet: Packet) -> list[tuple[int, int]]:
     return [] if left else [each for each in found if each[1] - each[0] + 1 >= _LEAST]
 
 
-def how_to_stay_inside(cluster: Cluster, seats: Iterable[int]) -> str:
+def how_to_stay_inside(cluster: Cluster, seats: Sequence[int]) -> str:
     """Commands that move the ports of the job on these hosts into what their firewalls leave open;
-    empty if they leave nothing open, or are not known.
+    empty if they leave nothing open, or are not known. Of many hosts, the first ones.
     """
     rules = {rank.seat: (rank, facts) for rank, facts in cluster.facts("firewall", "rules")}
     steps = []
-    for seat in seats:
+    for seat in seats[:_MOST_HOSTS]:
         rank, facts = rules[seat]
         windows: Sequence[Sequence[int]] = facts.get("open") or ()
         if not windows:
@@ -67,7 +68,8 @@ def how_to_stay_inside(cluster: Cluster, seats: Iterable[int]) -> str:
             f'on {rank.host.label}: sysctl -w net.ipv4.ip_local_port_range="{low} {high}"{reserve} '
             f"({high - low + 1} ports; {estimate})"
         )
-    return "; ".join(steps)
+    more = "; and so on" if steps and len(seats) > _MOST_HOSTS else ""
+    return "; ".join(steps) + more
 
 
 def where_other_ports_pass(cluster: Cluster, calls: Iterable[PeerCall]) -> str:
