@@ -34,6 +34,7 @@ from tests.unit import (
     test_check_meeting_point,
     test_check_nccl_plugins,
     test_check_net_plugin,
+    test_check_own_name,
     test_check_partition_keys,
     test_check_rails,
     test_check_rdma,
@@ -293,6 +294,9 @@ CASES: list[tuple[str, tuple[str, str], Make]] = [
          *(test_check_cpus.clock(("performance", "schedutil")[side]) for side in sides)))),
     ("env-differs", ("NCCL_NET=IB", "NCCL_NET=Socket"), environment),
     ("env-differs", ("no proxy", "a proxy"), proxies),
+    ("gloo-families-differ", ("IPv4", "IPv6"),
+     lambda sides, _: ("own_name", test_check_own_name.choosing(
+         *((f"192.168.77.{n + 1}", f"fd00::{n + 1}")[side] for n, side in enumerate(sides))))),
     ("gpu-differs", ("H100", "A100"), models),
     ("gpu-differs", ("700 W", "500 W"),
      lambda sides, _: ("gpu_state", gpu_states(*(
@@ -330,6 +334,9 @@ CASES: list[tuple[str, tuple[str, str], Make]] = [
      lambda sides, _: ("mnnvl", rack(*(
          tray(node, clique=(32766, 7)[side]) for node, side in enumerate(sides))))),
     ("pkey-differs", ("0x8012", "0x8013"), partition),
+    ("kernel-settings-differ", ("6.8.0-40-generic", "6.8.0-41-generic"),
+     lambda sides, _: of_hosts("kernel_settings", sides, *(
+         {"kernel": f"6.8.0-4{side}-generic"} for side in (0, 1)))),
     ("rail-order-differs", ("10.0.0.0/24, 10.0.1.0/24", "10.0.1.0/24, 10.0.0.0/24"),
      nets(test_check_rails.NETS[:2], test_check_rails.NETS[1::-1])),
     ("rail-slots-differ", ("0000:3b:00.0", "0000:3c:00.0"), of_rails(slots)),
