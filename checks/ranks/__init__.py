@@ -19,7 +19,8 @@ else.
 When it is wrong
 ----------------
 If two hosts have two different values, it is not known which one is right: both are named. With
---nnodes=MIN:MAX only MIN hosts have to come: MAX are waited for, what is between is information. A
+--nnodes=MIN:MAX only MIN hosts have to come: MAX are waited for, what is between is information;
+and so is it that such a job has no restarts, which one with its own way to go on does not need. A
 host that is slow to start counts as absent only if it is slower than --join-timeout. joining-slow
 judges only the connection to a store that is up, and says nothing where look-ups, losses or a busy
 machine explain it: what is left may be a pause of the process or of the machine. Absent hosts
@@ -76,6 +77,15 @@ HOSTS_FEWER = Kind(
     "An elastic job starts with fewer hosts than it may have",
     "It is right for --nnodes=MIN:MAX; a host that comes later makes all ranks start again.",
     "Nothing, if the other hosts are not to take part; else start the job there too.",
+    Severity.INFO,
+)
+NO_RESTARTS = Kind(
+    "elastic-without-restarts",
+    Layer.RANKS,
+    "An elastic job ends with its first failure: --max-restarts is 0",
+    "Where a host is lost, the ranks of the others fail, and torchrun's agents start them again, "
+    "with the hosts that are left, only as often as --max-restarts says; its default is 0.",
+    "torchrun --max-restarts=3, or PET_MAX_RESTARTS=3 (Kubeflow: elasticPolicy.maxRestarts)",
     Severity.INFO,
 )
 RANK_ABSENT = Kind(
@@ -144,7 +154,7 @@ class Ranks(Check):
     scope = Scope.RANK
     kinds = (
         HOST_ABSENT, RANK_ABSENT, LATE, DUPLICATE, NODE_DUPLICATE, LOCAL_DUPLICATE, NNODES,
-        WORLD_SIZE, HOSTS_FEWER, SLOW,
+        WORLD_SIZE, HOSTS_FEWER, NO_RESTARTS, SLOW,
     )  # fmt: skip
     reads = ("firewall", "loss", "master_addr", "master_firewall", "own_name", "port")
 
@@ -174,8 +184,15 @@ class Ranks(Check):
             here = len([host for host in cluster.hosts if host.joined and host.reported])
             yield Finding(
                 HOSTS_FEWER,
-                f"{here} hosts are here, of {least} to {most}: no other one signed in within "
-                f"{cluster.join_timeout_s:g} s",
+                f"{here} host{' is' if here == 1 else 's are'} here, of {least} to {most}: no "
+                f"other one signed in within {cluster.join_timeout_s:g} s",
+            )
+        if cluster.job.elastic and cluster.job.max_restarts == 0:
+            least, most = cluster.job.elastic
+            yield Finding(
+                NO_RESTARTS,
+                f"--nnodes={least}:{most} with --max-restarts=0: the job does not go on with fewer "
+                "hosts once one is lost",
             )
         if cluster.complete:  # else hosts without a report were not waited for
             yield from _absent(cluster, _causes(cluster, spare, nnodes, world))

@@ -257,7 +257,13 @@ def run(ctx: click.Context, /, **given: Any) -> None:
         starter = "" if line.launcher == "none" else line.launcher
         least, most = line.nnodes or 1, line.max_nnodes or 1
         elastic = (least, most) if least < most else None
-        job = replace(job, launcher=starter, rendezvous=line.rendezvous, elastic=elastic)
+        job = replace(
+            job,
+            launcher=starter,
+            rendezvous=line.rendezvous,
+            elastic=elastic,
+            max_restarts=line.max_restarts,
+        )
         options = replace(options, job=job)
         past = past_of(options.baseline, options.select, options.ignore) if first else None
     if fleet:

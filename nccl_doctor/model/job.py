@@ -37,6 +37,7 @@ class Job:
     between the hosts are to survive a silence, in seconds. `launcher` and `rendezvous` are those of
     its command, where that is known, or else what torchrun's variables say to the pods of an
     elastic job; `elastic` are the fewest and the most hosts that it starts with, where they differ.
+    `max_restarts` is how often torchrun's agents start failed ranks again, if the command says it.
     """
 
     mesh: tuple[tuple[str, int], ...] = ()
@@ -50,6 +51,7 @@ class Job:
     launcher: str = ""
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
     elastic: tuple[int, int] | None = None
+    max_restarts: int | None = None
 
     @property
     def has_several_groups(self) -> bool:

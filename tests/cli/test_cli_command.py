@@ -103,7 +103,8 @@ def test_an_elastic_job_follows_with_the_hosts_that_came(examine, tmp_path):
     assert done.stdout.splitlines()[-1] == "job 0 of 1"
     assert (report["verdict"], report["run"]["world_size"]) == ("pass", 1)
     (found,) = (each for each in report["findings"] if each["code"] == "hosts-fewer-than-most")
-    assert (found["severity"], found["message"][:25]) == ("info", "1 hosts are here, of 1 to")
+    assert (found["severity"], found["message"][:24]) == ("info", "1 host is here, of 1 to ")
+    assert "elastic-without-restarts" in [each["code"] for each in report["findings"]]
 
 
 def test_the_pods_of_an_elastic_job_meet_by_its_variables_alone(tmp_path):
@@ -124,10 +125,10 @@ def test_the_pods_of_an_elastic_job_meet_by_its_variables_alone(tmp_path):
     assert (done.returncode, report["verdict"]) == (0, "pass"), done
     assert "PET_NNODES 1:3: waits for 3 hosts, and is content with 1" in done.stderr
     told = report["run"]["options"]["job"]
-    assert (told["launcher"], told["elastic"]) == ("torchrun", [1, 3])
+    assert (told["launcher"], told["elastic"], told["max_restarts"]) == ("torchrun", [1, 3], 3)
     assert [rank["rank"] for rank in report["ranks"] if rank["reported"]] == [0, 1]
     (found,) = (each for each in report["findings"] if each["code"] == "hosts-fewer-than-most")
-    assert (found["severity"], found["message"][:25]) == ("info", "1 hosts are here, of 1 to")
+    assert (found["severity"], found["message"][:24]) == ("info", "1 host is here, of 1 to ")
 
 
 def test_what_the_line_sets_for_its_ranks_is_examined(examine, tmp_path):

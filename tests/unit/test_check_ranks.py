@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.api import Cluster, Confidence, Context, Launch, LaunchProblem, Severity, Where
+from nccl_doctor.api import (
+    Cluster,
+    Confidence,
+    Context,
+    Job,
+    Launch,
+    LaunchProblem,
+    Severity,
+    Where,
+)
 from tests.support import findings
 from tests.support.checks import CHECKS
 from tests.support.clusters import change_rank, make_cluster
@@ -20,6 +29,7 @@ from tests.support.findings import calls, everywhere
 
 CHECK = CHECKS["ranks"]
 THREE = ("nd0", "nd1", "nd2")
+NO_RESTARTS = "elastic-without-restarts"
 judge = partial(findings.judge, CHECK)
 only = partial(findings.only, CHECK)
 
@@ -321,6 +331,20 @@ class TestLate:
         for seat in (4, 5):
             cluster = change_rank(cluster, seat, signed_in_s=59.0)
         only(cluster, "node-rank-duplicate", hosts=["nd1", "nd2"], ranks=[2, 3], nodes=[1])
+
+
+def test_an_elastic_job_without_restarts_does_not_outlive_a_host() -> None:
+    cluster = make_cluster(THREE)
+    finding = only(replace(cluster, job=Job(elastic=(1, 3), max_restarts=0)), NO_RESTARTS)
+    assert (finding.level, finding.where) == (Severity.INFO, Where())
+    assert "--nnodes=1:3 with --max-restarts=0" in finding.message
+    assert finding.kind.fix.startswith("torchrun --max-restarts=3")
+    for job in (
+        Job(elastic=(1, 3), max_restarts=3),
+        Job(elastic=(1, 3)),  # of an older version: not known
+        Job(max_restarts=0),  # the default of a job that needs all of its hosts
+    ):
+        assert judge(replace(cluster, job=job)) == []
 
 
 @given(st.data())

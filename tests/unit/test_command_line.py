@@ -26,7 +26,10 @@ ALONE = {"nnodes": 1, "max_nnodes": 1, "node_rank": 0, "ranks_assigned": False}
 C10D = {"nnodes": 2, "node_rank": None, "ranks_assigned": True, "master_addr": "head"}
 
 TORCHRUN = [
-    ("torchrun train.py", {**ALONE, "nproc_per_node": "1", "master_port": None}),
+    (
+        "torchrun train.py",
+        {**ALONE, "nproc_per_node": "1", "master_port": None, "max_restarts": 0},
+    ),
     ("torchrun --nproc_per_node=4 train.py", {**ALONE, "nproc_per_node": "4"}),
     ("torchrun --nproc-per-node gpu --nnodes=1 train.py", {**ALONE, "nproc_per_node": "gpu"}),
     ("torchrun --nproc_per_node auto train.py", {"nproc_per_node": "auto"}),
@@ -92,7 +95,10 @@ TORCHRUN = [
     ("torchrun --nproc_per_node 2 train.py --nnodes 7 --standalone", {**ALONE}),
     ("torchrun --nproc_per_node 2 -m pkg.train --node_rank 9", {**ALONE, "nproc_per_node": "2"}),
     ("torchrun -r 3 -t 3 --no-python ./bin/train --nnodes=3", ALONE),
-    ("torchrun -r3 --max-restarts=3 --nproc_per_node 2 t.py", {"nproc_per_node": "2"}),
+    (
+        "torchrun -r3 --max-restarts=3 --nproc_per_node 2 t.py",
+        {"nproc_per_node": "2", "max_restarts": 3},
+    ),
     ("torchrun --run-path /abs/train.py --nnodes=4", ALONE),
     # argparse takes a beginning that fits one flag, and the last of several
     ("torchrun --nnode=1 --node_r=0 --local_a=lo t.py", {**ALONE, "local_addr": "lo"}),
@@ -153,6 +159,7 @@ def test_variables_stand_for_flags_that_are_not_given():
     says(job("env -u PET_NNODES -u PET_NODE_RANK torchrun t.py", **environ), ALONE)
     says(job("env -i PATH=/bin torchrun t.py", **environ), ALONE)
     says(job("torchrun t.py", PET_STANDALONE="1"), {"master_addr": "localhost", **ALONE})
+    says(job("torchrun t.py", PET_MAX_RESTARTS="2"), {"max_restarts": 2})
 
 
 def test_an_elastic_range_needs_its_fewest_hosts():

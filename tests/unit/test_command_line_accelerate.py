@@ -97,6 +97,7 @@ LINES = [
     ),
     (f"{MANY} t.py --num_machines 9", {**TWO, "master_port": 29500, "ranks_assigned": False}),
     (f"{MANY} --main_process_port 9999 --same_network t.py", {**TWO, "master_port": 9999}),
+    (f"{MANY} --max_restarts 2 t.py", {**TWO, "max_restarts": 2}),
     (
         f"{MANY} --rdzv_backend c10d --rdzv_conf is_host=1 t.py",
         {**TWO, "node_rank": None, "ranks_assigned": True, "master_port": 29500, "is_host": True},

@@ -178,7 +178,7 @@ class _Reading:
         nproc = self._nproc()
         addr, port = self._meeting()
         passed = {"nnodes": self._machines, "nproc_per_node": nproc or Said("gpu", DEFAULT)}
-        for name in ("rdzv_backend", "rdzv_conf"):
+        for name in ("rdzv_backend", "rdzv_conf", "max_restarts"):
             if name in self._flags:
                 passed[name] = self._flags[name]
         if self._nnodes == 1:

@@ -47,6 +47,7 @@ class JobLine:
             `master_addr` hosts it.
         is_host: `--rdzv-conf is_host=…`: whether this host serves the rendezvous, if given.
         rendezvous: torchrun's options for it, for the checks.
+        max_restarts: how often torchrun's agents start failed ranks again.
         starts_remote: one line on one host starts all the others: DeepSpeed with a hostfile, over
             ssh or with the launcher of --launcher; accelerate with mpirun's.
         hostfile: its path, as written. `hosts` are those of it that a DeepSpeed job uses, in order
@@ -68,6 +69,7 @@ class JobLine:
     run_id: str | None = None
     local_addr: str | None = None
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
+    max_restarts: int | None = None
     starts_remote: bool = False
     hostfile: str | None = None
     hosts: tuple[Entry, ...] = ()

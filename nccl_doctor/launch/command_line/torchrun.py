@@ -42,7 +42,7 @@ _LOCAL = "localhost"
 _WORDS = ("auto", "cpu", "gpu")
 _FROM_VARIABLES = (
     *("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port", "local_addr"),
-    *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "standalone"),
+    *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "standalone", "max_restarts"),
 )
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
@@ -86,6 +86,7 @@ def resolve(launcher: str, flags: GivenFlags, notes: tuple[str, ...] = ()) -> Jo
     draft = Draft(launcher, notes)
     conf = _conf(flags)
     draft.put("rendezvous", _rendezvous(flags))
+    draft.put("max_restarts", number(flags.get("max_restarts", Said("0", DEFAULT)), 0))
     least, most = _nnodes(flags.get("nnodes", Said("1", DEFAULT)))
     _put_nproc(draft, flags.get("nproc_per_node", Said("1", DEFAULT)))
     if said := flags.get("local_addr"):
