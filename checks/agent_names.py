@@ -5,8 +5,10 @@ What it checks
 With `--rdzv-backend=c10d` the endpoint is only where the agents meet. MASTER_ADDR of the ranks is
 another one: `--local-addr` of one agent, or else what `socket.getfqdn()` says on its host. It is
 the agent whose name comes first in the alphabet, as that gets rank 0. Every host says its name and
-looks up the one that comes first; the port is any free port there. The names behind it are looked
-up too, 15 at most: one of them comes first once the agents meet again without that host.
+looks up the one that comes first; the port is any free port there. The names of all other hosts are
+looked up as well: one of them comes first once the agents meet again without that host. Of more
+than 64 names, each host looks up 15 besides the first, and each name is looked up by 15 hosts or
+more. How many names a host left out is in its facts.
 
 Why it matters
 --------------
@@ -26,8 +28,9 @@ When it is wrong
 Another agent may come first: after a restart without this host, of which a name that leads astray
 is information, or if --local-addr is set by a script that runs later. An answer that is none of the
 host's own addresses may be right behind an address translation: that is a warning, and of a later
-name nothing is said. Only for a torchrun command behind `--`, or PET_ variables:
-under torchrun MASTER_ADDR is known, and check `master_addr` looks at it.
+name nothing is said. A first name without an answer in 7 s is a likely failure, as torch waits
+longer. Only for a torchrun command behind `--`, or PET_ variables: under torchrun MASTER_ADDR is
+known, and check `master_addr` looks at it.
 
 References
 ----------
@@ -37,7 +40,6 @@ pytorch/pytorch issues 74824 and 150532; getaddrinfo(3), hosts(5).
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -61,7 +63,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.c10d import rendezvous_of
 from nccl_doctor.toolkit.net.interfaces import is_loopback
-from nccl_doctor.toolkit.net.names import LookUp, look_up
+from nccl_doctor.toolkit.net.names import PATIENT_S, LookUp, full_name, look_up
 
 AGENT_NAME_MISLEADS = Kind(
     code="agent-name-misleads",
@@ -78,9 +80,15 @@ LATER_MISLEADS = AGENT_NAME_MISLEADS.variant(
     "ranks: where it leads nowhere, they do not find rank 0.",
 )
 ROUND = "names"
+_SILENT = "gets no answer from the resolver"
 LOOK_UP_S = 4.0
-_MOST_LATER = 15
-"""Names that are looked up besides the first, all at once."""
+_ALL = 64
+"""Names of which every host looks up each; more would be too many for a name server at once."""
+_SOME = 15
+"""Names besides the first that a host looks up then."""
+_AT_ONCE = 16
+_SHOWN = 4
+_REST_S = 0.5
 
 
 class AgentNames(Check):
@@ -103,40 +111,54 @@ class AgentNames(Check):
         served = any(rank.launch and rank.launch.agent_store for rank in cluster.present)
         if not c10d or served or not spans_machines(cluster):
             raise Skip("no agents of a c10d rendezvous are to meet")
-        return (Round(ROUND, (seats,), 4 * LOOK_UP_S, may_shrink=True),)
+        return (Round(ROUND, (seats,), PATIENT_S + 3 * LOOK_UP_S, may_shrink=True),)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`name` of the agent of this host, `first` of all names, and `answers` for it here.
-        `later`: each `name` behind the first, with its answers.
+        `later`: others of the names, each `name` with its answers; `left_out`: how many more there
+        are, which this host did not look up, or got no answer for in time.
         """
         if ctx.peers is None:
             raise Skip("only together with other hosts")
         ctx.breadcrumb("socket.getfqdn()")
-        name = rendezvous_of(ctx.job, ctx.env).local_addr or socket.getfqdn()
+        name = rendezvous_of(ctx.job, ctx.env).local_addr or full_name(LOOK_UP_S)
         ctx.peers.post("name", name)
-        names = ctx.peers.collect("name", ctx.left() - LOOK_UP_S)
-        first, *others = sorted({name, *map(str, names.values())})
-        ctx.breadcrumb(f"look up {first} and {len(others)} more")
-        with ThreadPoolExecutor(1 + _MOST_LATER) as pool:
-            asked = {
-                each: pool.submit(look_up, each, LOOK_UP_S)
-                for each in (first, *others[:_MOST_LATER])
-            }
-            found = {each: _answer(lookup.result()) for each, lookup in asked.items()}
-        own = {"name": name, "first": first, **found.pop(first)}
-        return {**own, "later": [{"name": each, **answer} for each, answer in found.items()]}
+        collected = ctx.peers.collect("name", ctx.left() - PATIENT_S)
+        names = sorted({name, *map(str, collected.values())})
+        ctx.breadcrumb(f"look up {names[0]}")
+        # Before the others: their number is not to delay the answer that counts.
+        first = look_up(names[0], max(0.0, min(PATIENT_S, ctx.left() - _REST_S)))
+        chosen = others_of(name, names)
+        ctx.breadcrumb(f"look up {len(chosen)} other names")
+
+        def ask(other: str) -> LookUp | None:
+            in_time = ctx.left() > LOOK_UP_S + _REST_S
+            return look_up(other, LOOK_UP_S) if in_time else None
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            found = [each for each in pool.map(ask, chosen) if each and not each.timed_out]
+        return {
+            "name": name,
+            "first": names[0],
+            **_answer(first),
+            "silent": first.timed_out,
+            "later": [{"name": each.query, **_answer(each)} for each in found],
+            "left_out": len(names) - 1 - len(found),
+        }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """One finding on the hosts that the name leads astray, or on its own if it leads all."""
-        seen = [
+        told = [
             (each.host, each.outcome.facts)
             for each in cluster.evidence(self.name, ROUND)
             if each.outcome.facts
         ]
-        owners = [host for host, facts in seen if facts["name"] == facts["first"]]
+        first = min((str(facts["first"]) for _, facts in told), default="")
+        seen = [(host, facts) for host, facts in told if facts["first"] == first]
+        owners = [host for host, facts in seen if facts["name"] == first]
         if not owners or len(seen) < 2:
             return
-        owner, first = owners[0], str(seen[0][1]["first"])
+        owner = owners[0]
         wrong = {
             host.label: words
             for host, facts in seen
@@ -147,6 +169,7 @@ class AgentNames(Check):
             yield from _later(seen, owner)
             return
         elsewhere = all(words.startswith("leads to") for words in wrong.values())
+        unsure = all(words.startswith(("leads to", _SILENT)) for words in wrong.values())
         likely = likely_address([("", list(owner.addresses))])
         all_of_them = others <= set(wrong)
         yield Finding(
@@ -158,8 +181,25 @@ class AgentNames(Check):
             fix=f"on {owner.label}: torchrun --local-addr={likely[1] if likely else 'ADDRESS'}, "
             "and on every other host its own address",
             severity=Severity.WARN if elsewhere else None,
-            confidence=Confidence.LIKELY if elsewhere else Confidence.CERTAIN,
+            confidence=Confidence.LIKELY if unsure else Confidence.CERTAIN,
         )
+
+
+def others_of(name: str, names: Sequence[str]) -> Sequence[str]:
+    """Names besides the first that the host of `name` looks up.
+
+    Of many, some that are far apart in the alphabet, so that each of them has its turn on as many
+    hosts, and hosts of one rack are not asked about by that rack alone.
+
+    Args:
+        name: one of `names`.
+        names: of all hosts, each once, in order.
+    """
+    later = names[1:]
+    if len(names) <= _ALL:
+        return later
+    step, at = len(later) // _SOME, names.index(name)
+    return [later[(at + turn * step) % len(later)] for turn in range(_SOME)]
 
 
 def _answer(found: LookUp) -> dict[str, Any]:
@@ -168,20 +208,28 @@ def _answer(found: LookUp) -> dict[str, Any]:
 
 def _later(seen: Sequence[tuple[Host, Mapping[str, Any]]], first: Host) -> Iterator[Finding]:
     """A note on names that would lead astray once the host whose name is the first is gone."""
+    owners: dict[str, Host] = {}
+    for host, facts in seen:
+        if host.id != first.id:
+            owners.setdefault(str(facts["name"]), host)
     wrong: dict[str, dict[str, str]] = {}
-    for owner, mine in sorted(seen, key=lambda each: str(each[1]["name"])):
-        for host, facts in seen if owner.id != first.id else ():
-            for answer in facts.get("later", ()):
-                words = _astray(host, answer, owner) if answer["name"] == mine["name"] else None
-                if words is not None and not words.startswith("leads to"):
-                    wrong.setdefault(owner.label, {})[host.label] = words
+    for host, facts in seen:
+        for answer in facts.get("later", ()):
+            owner = owners.get(str(answer["name"]))
+            words = _astray(host, answer, owner) if owner else None
+            if owner and words is not None and not words.startswith("leads to"):
+                wrong.setdefault(owner.label, {})[host.label] = words
     if wrong:
-        whose, astray = next(iter(wrong.items()))
+        whose = next(owner.label for _, owner in sorted(owners.items()) if owner.label in wrong)
+        astray = wrong[whose]
         more = f"; so it is with {len(wrong) - 1} more names" if len(wrong) > 1 else ""
+        shown = sorted(astray)[:_SHOWN]
+        if len(astray) > _SHOWN:
+            shown.append(f"{len(astray) - _SHOWN} more")
         yield Finding(
             LATER_MISLEADS,
             f"after a restart without {first.label}, MASTER_ADDR may be the name of {whose}: on "
-            f"{', '.join(sorted(astray))} it {min(astray.values())}{more}",
+            f"{', '.join(shown)} it {min(astray.values())}{more}",
             Where(hosts=tuple(sorted(wrong))),
             {"astray": wrong},
             severity=Severity.INFO,
@@ -192,7 +240,7 @@ def _astray(host: Host, facts: Mapping[str, Any], owner: Host) -> str | None:
     """Fault in the answers that a host gets for the owner's name; None if there is none."""
     answers = [str(answer) for answer in facts["answers"]]
     if not answers:
-        return f"does not resolve ({facts['error']})"
+        return _SILENT if facts.get("silent") else f"does not resolve ({facts['error']})"
     if host.id == owner.id or set(answers) & set(owner.addresses):
         return None
     own = [answer for answer in answers if is_loopback(answer) or answer in host.addresses]

@@ -27,8 +27,9 @@ before IPv6; or list each host's own name with its IPv4 address, before any IPv6
 When it is wrong
 ----------------
 If all ranks are on one machine, loopback is right and nothing is reported. A name that appears
-later than the few seconds of this check is reported as missing. For a host that did not sign in
-this is only a warning: its own name is not what kept it out.
+later than the few seconds of this check is reported as missing; the finding is only likely if there
+was no answer at all by then. For a host that did not sign in this is only a warning: its own name
+is not what kept it out.
 
 References
 ----------
@@ -45,6 +46,7 @@ from typing import Any, TypedDict
 from nccl_doctor.api import (
     Check,
     Cluster,
+    Confidence,
     Context,
     Finding,
     Kind,
@@ -157,6 +159,7 @@ def _published(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterat
         if nic
         else "set GLOO_SOCKET_IFNAME to the interface that leads to the other hosts",
         severity=Severity.FAIL if fails else Severity.WARN,
+        confidence=Confidence.LIKELY if own.timed_out else Confidence.CERTAIN,
     )
 
 

@@ -25,8 +25,10 @@ the workers then find rank 0.
 
 When it is wrong
 ----------------
-A host without a report may be the one that serves: unless every host reported, there is no finding.
-An agent that runs in a container other than this program's may have another name.
+A host without a report may be the one that serves: unless every host reported, there is no finding
+on who serves. An own name without an answer in 7 s is taken for one that does not resolve; torch
+waits longer, so that this is only likely. An agent that runs in a container other than this
+program's may have another name.
 
 References
 ----------
@@ -60,6 +62,7 @@ from nccl_doctor.toolkit.c10d import (
     rendezvous_of,
 )
 from nccl_doctor.toolkit.host import host_name
+from nccl_doctor.toolkit.net.names import PATIENT_S
 
 RDZV_ENDPOINT_UNHOSTED = Kind(
     code="rdzv-endpoint-unhosted",
@@ -86,6 +89,7 @@ AGENT_NAMELESS = Kind(
     "the endpoint and is_host=false on the others",
 )
 LOOK_UP_S = 4.0
+_REST_S = 0.5
 
 
 class RendezvousEndpoint(Check):
@@ -95,6 +99,7 @@ class RendezvousEndpoint(Check):
     layer = Layer.NAME
     cost = "seconds"
     instant_when_answered = True
+    deadline_s = PATIENT_S + LOOK_UP_S + 2 * _REST_S
     kinds = (RDZV_ENDPOINT_UNHOSTED, RDZV_ENDPOINT_AMBIGUOUS, AGENT_NAMELESS)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
@@ -104,7 +109,8 @@ class RendezvousEndpoint(Check):
             raise Skip("the job does not use a c10d rendezvous over TCP")
         host, is_host = endpoint_host(given.endpoint), is_host_of(given.conf)
         ctx.breadcrumb(f"look up {host} and {host_name()}")
-        seen = recognise(host, LOOK_UP_S)
+        most = max(_REST_S, min(PATIENT_S, ctx.left() - _REST_S))
+        seen = recognise(host, min(LOOK_UP_S, most), most)
         return {
             "endpoint": given.endpoint,
             "host": host,
@@ -112,6 +118,7 @@ class RendezvousEndpoint(Check):
             "resolved": list(seen.host.answers),
             "own": list(seen.own.answers),
             "own_error": "" if seen.own.timed_out else seen.own.error,
+            "own_silent": seen.own.timed_out,
             "told": is_host,
             "serves": seen.serves if is_host is None else is_host,
         }
@@ -121,21 +128,24 @@ class RendezvousEndpoint(Check):
         only if every host reported.
         """
         seen = list(cluster.facts(self.name))
-        for rank, facts in seen:
-            if _dies(facts):
-                yield Finding(
-                    AGENT_NAMELESS,
-                    f"{facts['own_name']} does not resolve: {facts['own_error']}",
-                    Where(hosts=(rank.host.label,)),
-                    dict(facts),
-                )
+        dying = [(rank, facts) for rank, facts in seen if _dies(facts)]
+        for rank, facts in dying:
+            silent = facts.get("own_silent")
+            why = "no answer from the resolver" if silent else facts["own_error"]
+            yield Finding(
+                AGENT_NAMELESS,
+                f"{facts['own_name']} does not resolve: {why}",
+                Where(hosts=(rank.host.label,)),
+                dict(facts),
+                confidence=Confidence.LIKELY if silent else Confidence.CERTAIN,
+            )
         hosts = {rank.host.id for rank, _ in seen}
         if not spans_machines(cluster) or cluster.absent or len(hosts) < cluster.nnodes:
             return
         serving = [rank.host for rank, facts in seen if facts["serves"]]
         evidence = {rank.host.label: dict(facts) for rank, facts in seen}
         endpoint, host = seen[0][1]["endpoint"], seen[0][1]["host"]
-        if not serving:
+        if not serving and not dying:  # else one of these may be the host that is meant
             owners = [
                 rank.host
                 for rank, facts in seen
@@ -170,7 +180,7 @@ def _dies(facts: Mapping[str, Any]) -> bool:
     endpoint of localhost, of a loopback address or of the very host name, it knows before.
     """
     knows = facts["told"] is not None or facts["serves"] or facts["own"]
-    return not knows and bool(facts.get("own_error"))
+    return not knows and bool(facts.get("own_error") or facts.get("own_silent"))
 
 
 def _address(addresses: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ import contextlib
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from nccl_doctor.model.job import Job, Rendezvous
@@ -52,10 +53,16 @@ class Recognition:
     serves: bool
 
 
-def recognise(host: str, limit_s: float) -> Recognition:
-    """Whether torch's agent on this machine would take `host` for it; in little more time."""
+def recognise(host: str, limit_s: float, own_limit_s: float | None = None) -> Recognition:
+    """Whether torch's agent on this machine would take `host` for it; in little more time.
+
+    `own_limit_s`: for the own name, in place of `limit_s`.
+    """
     own = host_name()
-    resolved, mine = look_up(host, limit_s), look_up(own, limit_s)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(look_up, host, limit_s)
+        mine = look_up(own, limit_s if own_limit_s is None else own_limit_s)
+        resolved = other.result()
     canonical = "" if mine.timed_out else canonical_name(own, limit_s)
     matches = matches_machine(host, own, resolved.answers, mine.answers, canonical)
     return Recognition(resolved, mine, matches)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import socket
+import time
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Context, Job, Launch, Severity, Skip
-from nccl_doctor.checks.agent_names import ROUND, AgentNames
+from nccl_doctor.checks.agent_names import ROUND, AgentNames, others_of
 from nccl_doctor.model.job import Rendezvous
 from tests.support.clusters import make_cluster
-from tests.support.findings import judge, only
+from tests.support.findings import calls, judge, only
 
 CHECK = AgentNames()
 C10D = Job(launcher="torchrun", rendezvous=Rendezvous("c10d", "nd0:29400"))
@@ -54,6 +56,24 @@ def test_localhost_leads_every_host_to_itself() -> None:
     assert found.level is Severity.FAIL
 
 
+def test_a_host_that_missed_the_first_name_says_nothing_of_it() -> None:
+    """It never heard of nd0, and looked up nd1."""
+    views = [view(name, "192.168.77.1") for name in ("nd0", "nd1", "nd2")]
+    views[2] = view("nd2", "192.168.77.2", first="nd1")
+    assert judge(CHECK, cluster(*views)) == []
+
+
+def test_a_name_server_that_is_silent_makes_a_likely_failure() -> None:
+    views = [view(name, "192.168.77.1") for name in ("nd0", "nd1", "nd2")]
+    views[2] = {**view("nd2"), "error": "no answer from the resolver", "silent": True}
+    found = only(CHECK, cluster(*views), "agent-name-misleads", hosts=["nd2"])
+    assert (found.level, found.confidence) == (Severity.FAIL, Confidence.LIKELY)
+    assert "gets no answer from the resolver" in found.message
+    views[1] = view("nd1")  # and this one knows that there is no such name
+    found = only(CHECK, cluster(*views), "agent-name-misleads", hosts=["nd0"])
+    assert found.confidence is Confidence.CERTAIN
+
+
 def test_an_address_that_no_interface_has_may_be_translated() -> None:
     views = (view("nd0", "203.0.113.7"), view("nd1", "203.0.113.7"))
     found = only(CHECK, cluster(*views), "agent-name-misleads", hosts=["nd0"])
@@ -79,6 +99,51 @@ def test_a_later_name_that_misleads_is_worth_knowing_for_a_restart() -> None:
     assert judge(CHECK, cluster(*views)) == []
     views[1] = {**view("nd1"), "later": [nd1, {**nd2, **none}]}  # the first name is the fault here
     only(CHECK, cluster(*views), "agent-name-misleads", hosts=["nd1"])
+
+
+NONE = {"answers": [], "error": "Name or service not known"}
+
+
+def many(hosts: int, unknown: str = "") -> Cluster:
+    """Hosts that look up each other, of which none knows the name `unknown`."""
+    names = [f"nd{i:03}" for i in range(hosts)]
+    answers = {name: f"192.168.77.{i + 1}" for i, name in enumerate(names)}
+    views = {
+        name: {
+            **view(name, answers[names[0]], first=names[0]),
+            "later": [
+                {"name": each, "answers": [answers[each]], "error": ""}
+                | (NONE if each == unknown else {})
+                for each in others_of(name, names)
+            ],
+        }
+        for name in names
+    }
+    return make_cluster(names, check=CHECK.name, by_host=views, round_name=ROUND, nproc=1)
+
+
+def test_each_name_is_looked_up_by_all_or_by_enough() -> None:
+    for count, fewest in ((2, 2), (64, 64), (65, 15), (100, 15), (2048, 15)):
+        names = [f"nd{i:04}" for i in range(count)]
+        chosen = [others_of(name, names) for name in names]
+        assert max(map(len, chosen)) == min(count - 1, 63 if count <= 64 else 15)
+        assert all(len(set(each)) == len(each) for each in chosen)
+        asked = Counter(each for some in chosen for each in some)
+        assert set(asked) == set(names[1:])
+        assert min(asked.values()) >= fewest
+
+
+def test_a_name_far_behind_that_nobody_knows_is_named_in_a_large_cluster() -> None:
+    assert judge(CHECK, many(100)) == []
+    found = only(CHECK, many(100, "nd077"), "agent-name-misleads", hosts=["nd077"])
+    assert found.level is Severity.INFO
+    assert " and " not in found.message
+    assert "11 more it does not resolve" in found.message
+
+
+def test_a_large_cluster_is_judged_quickly() -> None:
+    small, large = many(100, "nd077"), many(200, "nd077")
+    assert calls(lambda: judge(CHECK, large)) < 2.5 * calls(lambda: judge(CHECK, small))
 
 
 def agents(**fields: Any) -> Cluster:
@@ -124,6 +189,17 @@ def test_the_first_of_all_names_is_looked_up() -> None:
         "first": "127.0.0.9",
         "answers": ["127.0.0.9"],
         "error": "",
+        "silent": False,
+        "left_out": 0,
     }
     assert [each["name"] for each in facts["later"]] == ["localhost"]
     assert facts["later"][0]["answers"]
+
+
+def test_names_for_which_the_time_is_not_enough_are_left_out() -> None:
+    given = Job(rendezvous=Rendezvous("c10d", "nd0", local_addr="127.0.0.1"))
+    peers = Others("localhost", "127.0.0.9")
+    deadline = time.monotonic() + 3.0
+    facts = CHECK.observe(Context(Launch(), {}, job=given, peers=peers, deadline=deadline))
+    assert (facts["first"], facts["answers"]) == ("127.0.0.1", ["127.0.0.1"])
+    assert (facts["later"], facts["left_out"]) == ([], 2)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Context, Finding, Launch, Severity
+from nccl_doctor.api import Cluster, Confidence, Context, Finding, Launch, Severity
 from nccl_doctor.checks.own_name import OwnName
 from nccl_doctor.toolkit.nccl.interface_choice import gloo_choice
 from nccl_doctor.toolkit.net.interfaces import Interface, first_bindable
@@ -48,6 +48,15 @@ def judged(cluster: Cluster) -> list[Finding]:
 def only(cluster: Cluster) -> Finding:
     (found,) = judged(cluster)
     return found
+
+
+def test_a_silent_name_server_is_only_likely_to_stay_so():
+    by_host = {name: facts(name) for name in NAMES}
+    by_host["nd1"] = facts("nd1", look("nd1"))
+    assert only(cluster_of(by_host, backend="gloo")).confidence is Confidence.CERTAIN
+    by_host["nd1"]["own"]["timed_out"] = True
+    found = only(cluster_of(by_host, backend="gloo"))
+    assert (found.where.hosts, found.confidence) == (("nd1",), Confidence.LIKELY)
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])

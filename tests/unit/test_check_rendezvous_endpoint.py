@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -106,6 +108,41 @@ def test_when_torch_needs_the_name_of_the_host(host: str, monkeypatch: pytest.Mo
     facts = CHECK.observe(Context(launch=Launch(), env={}, job=job))
     found = judge(CHECK, cluster(view(True), facts, nnodes=3))
     assert [each.code for each in found] == ["agent-name-unresolvable"] * dies
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "nd1", "other"])
+def test_a_silent_name_server_ends_torchrun_where_it_asks(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look-up of the own name does not return: after its time-outs, torch gets EAI_AGAIN."""
+    unasked = threading.Event()
+
+    def silence(*_: object, **__: object) -> None:
+        unasked.wait(5.0)
+        raise socket.gaierror(-3, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", silence)
+    monkeypatch.setattr(socket, "gethostname", lambda: "nd1")
+    job = Job(rendezvous=Rendezvous("c10d", f"{host}:29400"))
+    soon = time.monotonic() + 0.7
+    facts = CHECK.observe(Context(launch=Launch(), env={}, job=job, deadline=soon))
+    unasked.set()
+    found = judge(CHECK, cluster(view(True), facts, view()))
+    if host != "other":
+        assert "agent-name-unresolvable" not in [each.code for each in found]
+        return
+    assert [(each.code, each.where.hosts) for each in found] == [
+        ("agent-name-unresolvable", ("nd1",))
+    ]
+    assert (found[0].level, found[0].confidence) == (Severity.FAIL, Confidence.LIKELY)
+    assert "no answer from the resolver" in found[0].message
+    for conf in ("is_host=true", "is_host=false"):
+        assert judge(CHECK, cluster(view(True), {**facts, "told": is_host_of(conf)}, view())) == []
+
+
+def test_a_host_that_cannot_look_up_its_name_may_be_the_one_that_is_meant() -> None:
+    silent = {**view(), "own_silent": True}
+    only(CHECK, cluster(silent, view()), "agent-name-unresolvable", hosts=["nd0"])
 
 
 def test_who_sent_no_report_may_be_the_one_that_serves() -> None:

@@ -10,7 +10,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +19,12 @@ SLOW_S = 1.0
 
 NOT_A_NAME = "not a host name"
 """The beginning of the error of a look-up that no resolver can ever answer."""
+
+PATIENT_S = 7.0
+"""Time in which the second name server is heard: the resolver gives the first 5 s. No answer even
+then means, as a rule, that there will be none; `timed_out` without it may be a first name server
+that is down, which costs each look-up those 5 s.
+"""
 
 _PAUSE_S = 0.3
 
@@ -53,15 +59,28 @@ class LookUp:
 
 def canonical_name(name: str, timeout_s: float) -> str:
     """Canonical name that the resolver has for a name; empty if it gives none in time."""
+
+    def ask() -> str:
+        flags = socket.AI_CANONNAME
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=flags)[0][3])
+
+    return _in_time(ask, timeout_s)
+
+
+def full_name(timeout_s: float) -> str:
+    """`socket.getfqdn()`; where nobody answers in time, the host name, as it ends up with then."""
+    return _in_time(socket.getfqdn, timeout_s) or socket.gethostname()
+
+
+def _in_time(ask: Callable[[], str], timeout_s: float) -> str:
+    """The answer of a look-up, in a thread that is left behind; empty without one in time."""
     found: list[str] = []
 
-    def ask() -> None:
+    def work() -> None:
         with contextlib.suppress(OSError, UnicodeError):
-            flags = socket.AI_CANONNAME
-            entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=flags)
-            found.append(entries[0][3])
+            found.append(ask())
 
-    thread = threading.Thread(target=ask, daemon=True)
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(timeout_s)
     return found[0] if found else ""
