@@ -62,6 +62,7 @@ from nccl_doctor.api import (
     spans_machines,
 )
 from nccl_doctor.toolkit.c10d import rendezvous_of
+from nccl_doctor.toolkit.hosts import some_of
 from nccl_doctor.toolkit.net.interfaces import is_loopback
 from nccl_doctor.toolkit.net.names import PATIENT_S, LookUp, full_name, look_up
 
@@ -87,7 +88,6 @@ _ALL = 64
 _SOME = 15
 """Names besides the first that a host looks up then."""
 _AT_ONCE = 16
-_SHOWN = 4
 _REST_S = 0.5
 
 
@@ -223,13 +223,10 @@ def _later(seen: Sequence[tuple[Host, Mapping[str, Any]]], first: Host) -> Itera
         whose = next(owner.label for _, owner in sorted(owners.items()) if owner.label in wrong)
         astray = wrong[whose]
         more = f"; so it is with {len(wrong) - 1} more names" if len(wrong) > 1 else ""
-        shown = sorted(astray)[:_SHOWN]
-        if len(astray) > _SHOWN:
-            shown.append(f"{len(astray) - _SHOWN} more")
         yield Finding(
             LATER_MISLEADS,
             f"after a restart without {first.label}, MASTER_ADDR may be the name of {whose}: on "
-            f"{', '.join(shown)} it {min(astray.values())}{more}",
+            f"{some_of(sorted(astray))} it {min(astray.values())}{more}",
             Where(hosts=tuple(sorted(wrong))),
             {"astray": wrong},
             severity=Severity.INFO,

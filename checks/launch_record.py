@@ -232,7 +232,8 @@ def _met_by_a_rule(cluster: Cluster) -> Iterator[Finding]:
 def _better_place(cluster: Cluster) -> Mapping[str, str]:
     """MASTER_ADDR and MASTER_PORT to set if not all ranks met at the derived ones; else empty.
 
-    The address is that of rank 0's host; the derived one is left out if it is known to be that.
+    The address is that of rank 0's host; the derived one is left out if it is known to be that on
+    every host.
     """
     if everybody_came_in(cluster):
         return {}
@@ -242,7 +243,8 @@ def _better_place(cluster: Cluster) -> Mapping[str, str]:
     better = {"MASTER_ADDR": "<host name of rank 0>", "MASTER_PORT": "29500"}
     if master is None or facts is None:
         return better
-    if set(facts["master"]["answers"]) & set(master.addresses):
+    resolves = all(others["master"]["answers"] for others in seen.values())
+    if resolves and set(facts["master"]["answers"]) & set(master.addresses):
         del better["MASTER_ADDR"]
     elif likely := likely_address(facts["interfaces"], facts.get("source", "")):
         better["MASTER_ADDR"] = likely[1]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from nccl_doctor.toolkit.slurm import slurm_hosts
+from nccl_doctor.toolkit.slurm import first_address, slurm_hosts
 
 FieldVariables = Mapping[str, tuple[str, ...]]
 """Field of a `Launch` → variables that tell it, the first one set wins."""
@@ -179,7 +179,7 @@ TORCHRUN_WORDS = re.compile(r"auto|cpu|gpu|xpu|\d+:\d+")
 # --- where ranks meet, when nobody says ---
 
 MASTER_ADDR_LINES = {
-    "srun": 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+    "srun": f"MASTER_ADDR={first_address()}",  # its name may not resolve, and is not known here
     "mpirun": "MASTER_ADDR=$(mpirun -n 1 hostname)",
     "mpi": "MASTER_ADDR=$(mpiexec -n 1 hostname)",
 }

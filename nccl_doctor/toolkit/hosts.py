@@ -73,7 +73,7 @@ def sides_in_words(sides: Mapping[str, Sequence[str]]) -> str:
         sides: value as text → names of the places.
     """
     return "; ".join(
-        f"{value} on {_some(names)}"
+        f"{value} on {some_of(names)}"
         for value, names in sorted(sides.items(), key=lambda side: (-len(side[1]), side[0]))
     )
 
@@ -86,7 +86,7 @@ def who_has_what(claims: Iterable[tuple[str, str]]) -> str:
     return sides_in_words({value: list(places) for value, places in sides.items()})
 
 
-def _some(names: Sequence[str]) -> str:
+def some_of(names: Sequence[str]) -> str:
     """All of a few names; of many, the first ones and how many more there are."""
     if len(names) <= _MOST_NAMES:
         return ", ".join(names)

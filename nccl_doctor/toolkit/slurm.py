@@ -34,7 +34,16 @@ def address_of(node: str) -> str:
     Where the name of a node does not resolve (NodeName is what slurm.conf says), its NodeAddr leads
     there.
     """
-    return f"$(scontrol show node {shlex.quote(node)} | grep -o 'NodeAddr=[^ ]*' | cut -d= -f2)"
+    return _address_line(shlex.quote(node))
+
+
+def first_address() -> str:
+    """The same for the first node of the job, by the list that a batch script has."""
+    return _address_line('"$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"')
+
+
+def _address_line(node: str) -> str:
+    return f"$(scontrol show node {node} | grep -o 'NodeAddr=[^ ]*' | cut -d= -f2)"
 
 
 def _hosts(text: str, most: int) -> Iterator[str]:

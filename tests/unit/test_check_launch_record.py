@@ -15,8 +15,9 @@ from nccl_doctor.launch.host_launch import host_launch
 from nccl_doctor.model.options import Flags
 from tests.support import findings
 from tests.support.checks import CHECKS
-from tests.support.clusters import change_rank, make_cluster
+from tests.support.clusters import change_rank, make_cluster, shut_out
 from tests.support.findings import everywhere
+from tests.support.merging import with_facts
 
 CHECK = CHECKS["launch_record"]
 THREE = ("nd0", "nd1", "nd2")
@@ -203,6 +204,21 @@ class TestWhereNobodySaysWhereToMeet:
             "MASTER_PORT not set, 29500 by SLURM_JOB_ID"
         )
         assert found.fix == "export MASTER_ADDR=nd0 MASTER_PORT=29500"
+
+    def test_a_name_that_a_host_does_not_know_is_no_fix(self) -> None:
+        """Slurm's NodeName is what slurm.conf says; nd1 could not look it up, and never came in."""
+        found = {"query": "nd0", "error": "", "took_s": [0.001], "timed_out": False}
+        for answers, fix in ((["192.168.77.1"], "nd0"), ([], "192.168.77.1")):
+            looked = {
+                name: {
+                    "master": {**found, "answers": seen},
+                    "interfaces": [["eth0", [f"192.168.77.{node + 1}"]]],
+                }
+                for node, (name, seen) in enumerate((("nd0", ["192.168.77.1"]), ("nd1", answers)))
+            }
+            cluster = with_facts(self.cluster("master_addr"), "master_addr", looked)
+            (note,) = judge(shut_out(cluster, "nd1"))
+            assert note.fix == f"export MASTER_ADDR={fix}"
 
     def test_what_is_told_is_not_in_it(self) -> None:
         found = only(self.cluster("master_port"), "master-not-set")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from nccl_doctor.launch.detect import detect
+from nccl_doctor.toolkit.slurm import first_address
 from tests.support.launches import (
     BATCH,
     MASTER,
@@ -104,10 +105,7 @@ class TestMissing:
         assert (launch.master_addr, launch.master_port) == (None, None)
         (found,) = launch.problems
         assert found.code == "launch-missing-variable"
-        assert found.fix.startswith(
-            'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) '
-            "MASTER_PORT=29500"
-        )
+        assert found.fix.startswith(f"export MASTER_ADDR={first_address()} MASTER_PORT=29500")
 
     def test_mpirun(self) -> None:
         found = problem(OPEN_MPI, "launch-missing-variable")

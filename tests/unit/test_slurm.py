@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
-from nccl_doctor.toolkit.slurm import slurm_hosts
+from nccl_doctor.toolkit.slurm import address_of, first_address, slurm_hosts
 from tests.support.findings import calls
 from tests.support.rows import each_row
 
@@ -36,3 +39,26 @@ def test_what_is_no_list_has_no_hosts(text: str) -> None:
 def test_a_list_longer_than_any_cluster_is_not_spelt_out(text: str) -> None:
     assert slurm_hosts(text) == ()
     assert calls(lambda: slurm_hosts(text)) < 1_000_000
+
+
+SCONTROL = """#!/bin/sh
+case "$2" in
+hostnames) printf 'nd0\\nnd1\\n' ;;
+node) printf 'NodeName=nd Arch=x\\n   NodeAddr=10.0.0.%s NodeHostName=x Port=0\\n' "${3#nd}" ;;
+esac
+"""
+
+
+@each_row(("line", "address"), [(address_of("nd1"), "10.0.0.1"), (first_address(), "10.0.0.0")])
+def test_the_address_that_slurm_uses(line: str, address: str, tmp_path: Path) -> None:
+    (tmp_path / "scontrol").write_text(SCONTROL)
+    (tmp_path / "scontrol").chmod(0o755)
+    path = f"{tmp_path}:/usr/bin:/bin"
+    done = subprocess.run(
+        ["sh", "-c", f"printf %s {line}"],
+        env={"PATH": path, "SLURM_JOB_NODELIST": "nd[0-1]"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == address
