@@ -3,7 +3,8 @@
 What it checks
 --------------
 On rank 0's host: to which interface MASTER_ADDR belongs. If that interface exists on this machine
-only (the bridge of docker, libvirt or a container network), no other host can connect. And if there
+only (the bridge of docker, libvirt or a container network), no other host can connect; nor can it
+to the address of a container that is behind such a bridge, and in no other network. And if there
 are reports of other hosts: whether none of them has a route to MASTER_ADDR, although all share
 another network with rank 0's host. Both only if no other host came in.
 
@@ -11,18 +12,23 @@ Why it matters
 --------------
 `hostname -I | cut -d' ' -f1`, which DeepSpeed's launcher and many scripts use, gives the address of
 the first interface, whatever it is: docker0, or a management network. Every machine with docker has
-the same 172.17.0.1, so the other hosts connect to themselves, and wait for their time-outs.
+the same 172.17.0.1, so the other hosts connect to themselves, and wait for their time-outs. With a
+c10d rendezvous at the address of a container behind docker's bridge, 172.17.0.2 on every machine,
+each host takes itself for the one that serves, and waits for the others.
 
 How to fix
 ----------
 Use the address of the interface that the hosts share: export MASTER_ADDR=ADDRESS, or deepspeed
---master_addr=ADDRESS.
+--master_addr=ADDRESS. Start containers with --network=host, or on a network that spans the
+machines.
 
 When it is wrong
 ----------------
 Interfaces are recognised by name: a bridge with the name of a docker bridge that does reach other
 machines is blamed only if no host came in through it. Hosts in different networks with routers
-between them are fine as long as there is a route.
+between them are fine as long as there is a route. Pods of Kubernetes, and containers with a second
+network, are not taken for containers behind a bridge. For an elastic job that one host is enough
+for, it is a warning.
 
 References
 ----------
@@ -45,11 +51,14 @@ from nccl_doctor.api import (
     Host,
     Kind,
     Layer,
+    Severity,
     Skip,
     Where,
     master_host,
     spans_machines,
 )
+from nccl_doctor.toolkit.c10d import port_of
+from nccl_doctor.toolkit.containers import network_for
 from nccl_doctor.toolkit.hosts import excuse_of
 from nccl_doctor.toolkit.nccl.interface_choice import subnet_prefixes
 from nccl_doctor.toolkit.net.interfaces import (
@@ -76,7 +85,7 @@ class MasterNetwork(Check):
     name = "master_network"
     layer = Layer.NAME
     kinds = (NOT_SHARED,)
-    reads = ("port",)
+    reads = ("duplicate_address", "port")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`answers` of MASTER_ADDR, and `networks`: (interface, address, network) of this host."""
@@ -102,9 +111,11 @@ class MasterNetwork(Check):
         """Findings only if no other host came in: one that did proves that there is a route."""
         master = master_host(cluster)
         came = [host for host in cluster.present_hosts if host.joined]
+        # An elastic job goes on with one host, where no other one can join it.
+        goes_on = cluster.job.elastic is not None and not spans_machines(cluster)
         if (
             master is None
-            or not spans_machines(cluster)
+            or not (spans_machines(cluster) or goes_on)
             or any(host.id != master.id for host in came)
         ):
             return
@@ -118,7 +129,13 @@ class MasterNetwork(Check):
         nic, own, net = mine[0]
         others = [view["networks"] for view in seen.values()]
         better = _shared([entry for entry in facts["networks"] if entry[0] != nic], others)
-        if leads_inside(nic):
+        runtime = _runtime(cluster, master, own)
+        if runtime:
+            said = (
+                f"{own} on {nic} is the address of a container behind a bridge of its own machine, "
+                "which leads to no other machine"
+            )
+        elif leads_inside(nic):
             said = f"{own} is the address of {nic}, which leads to no other machine"
         elif others and better and not _can_be_reached(cluster, master, own, others):
             said = (
@@ -128,16 +145,35 @@ class MasterNetwork(Check):
             return
         address = better[1] if better else "ADDRESS"
         named = "" if facts["master_addr"] == own else f"{facts['master_addr']}: "
+        place = f"MASTER_ADDR={named}"
+        fix = f"export MASTER_ADDR={address} on every host (deepspeed --master_addr={address})"
+        if cluster.job.rendezvous.backend.lower() == "c10d":
+            endpoint = cluster.job.rendezvous.endpoint
+            place = f"--rdzv-endpoint={endpoint}: "
+            said += "; each host where it is an address of its own takes itself for the endpoint"
+            fix = f"on every host: torchrun --rdzv-endpoint={address}:{port_of(endpoint)}"
         yield Finding(
             NOT_SHARED,
-            f"MASTER_ADDR={named}{said}",
+            f"{place}{said}",
             Where(hosts=(master.label,), interfaces=(nic,)),
             {"networks of rank 0's host": facts["networks"]},
-            f"export MASTER_ADDR={address} on every host (deepspeed --master_addr={address})",
+            network_for(runtime) if runtime else fix,
+            severity=Severity.WARN if goes_on else None,
             confidence=Confidence.LIKELY,
             shuts_out=True,
             excused_by=excuse_of(cluster),
         )
+
+
+def _runtime(cluster: Cluster, host: Host, own: str) -> str:
+    """Runtime of a container behind a bridge of its machine, of which `own` is the only address;
+    else empty. A network that spans machines comes with a second one (docker_gwbridge).
+    """
+    for rank, facts in cluster.facts("duplicate_address"):
+        alone = facts["likely"] and facts["likely"][1] == own and not facts.get("others")
+        if rank.host.id == host.id and alone and facts.get("container") in ("docker", "podman"):
+            return str(facts["container"])
+    return ""
 
 
 def _shared(

@@ -23,6 +23,7 @@ _FALSE = ("0", "false", "f", "no", "n")
 KEEP_ALIVE = (5.0, 15.0)
 """Default of `keep_alive`: create_handler in dynamic_rendezvous.py."""
 _ATTEMPTS = 3
+_PORT = 29400
 _LONGEST = 10
 _READ_TIMEOUT_S = 60.0
 """Time-out of the store of the rendezvous: of each operation, and of connecting to it."""
@@ -74,6 +75,12 @@ def endpoint_host(endpoint: str) -> str:
     if text.startswith("["):
         return text[1:].partition("]")[0]
     return text.rpartition(":")[0] or text or "localhost"
+
+
+def port_of(endpoint: str) -> str:
+    """Port of `HOST[:PORT]`; torchrun's default if it names none."""
+    port = endpoint.strip().rpartition(":")[2]
+    return port if ":" in endpoint and port.isdecimal() else str(_PORT)
 
 
 def is_host_of(conf: str) -> bool | None:

@@ -9,11 +9,23 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Confidence, Context, Launch, Outcome, OutcomeStatus, Skip
+from nccl_doctor.api import (
+    Cluster,
+    Confidence,
+    Context,
+    Job,
+    Launch,
+    Outcome,
+    OutcomeStatus,
+    Severity,
+    Skip,
+)
 from nccl_doctor.judge.conclusion import conclude
+from nccl_doctor.model.job import Rendezvous
 from tests.support import findings
 from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster, outcome, shut_out
+from tests.support.merging import with_facts
 from tests.support.reports import RUN
 
 CHECK = CHECKS["master_network"]
@@ -56,6 +68,62 @@ def views(master: str, *nets: Sequence[str]) -> dict[str, Any]:
 DOCKER_MASTER = views("172.17.0.1", DOCKER, ETH)
 MGMT_MASTER = views("10.1.0.5", MGMT, ETH)
 ALONE = {"nd0": DOCKER_MASTER["nd0"]}
+
+
+def in_container(runtime: str, *others: str, master: str = "172.17.0.2", **more: Any) -> Cluster:
+    """What rank 0's host sees alone, in a container with this address on eth0."""
+    facts = facts_of("172.17.0.2", 0, ("eth0", "172.17.0.2", "172.17.0.0/16"))
+    cluster = cluster_of({"nd0": {**facts, "master_addr": master}}, absent_nodes=[1, 2], **more)
+    made = {"likely": ["eth0", "172.17.0.2"], "others": list(others), "container": runtime}
+    return with_facts(cluster, "duplicate_address", {"nd0": made})
+
+
+class TestContainersBehindBridges:
+    """Docker gives 172.17.0.2 to the first container of every machine."""
+
+    @pytest.mark.parametrize(
+        ("job", "said"),
+        [
+            (Job(), "MASTER_ADDR=head: 172.17.0.2 on eth0 is the address of a container"),
+            (
+                Job(rendezvous=Rendezvous("c10d", "head:29400")),
+                "--rdzv-endpoint=head:29400: 172.17.0.2 on eth0 is the address of a container",
+            ),
+        ],
+        ids=["static", "c10d"],
+    )
+    def test_rank_0_waits_where_nobody_can_come(self, job: Job, said: str) -> None:
+        cluster = in_container("docker", master="head", job=job)
+        report = conclude(cluster, [CHECK, RANKS], run=RUN)
+        (root,) = report.root_causes
+        assert (root.code, root.where.hosts) == ("addr-not-shared", ("nd0",))
+        assert root.message.startswith(said)
+        assert root.fix.startswith("docker run --network=host on every machine")
+        takes = "takes itself for the endpoint" in root.message
+        assert takes is (job.rendezvous.backend == "c10d")
+
+    @pytest.mark.parametrize(
+        ("endpoint", "port"), [("h:29501", "29501"), ("h", "29400"), ("[fe80::1]", "29400")]
+    )
+    def test_the_endpoint_of_c10d_is_what_to_change(self, endpoint: str, port: str) -> None:
+        job = Job(rendezvous=Rendezvous("c10d", endpoint))
+        cluster = cluster_of(ALONE, absent_nodes=[1, 2], job=job)
+        found = only(cluster, "addr-not-shared", hosts=["nd0"], interfaces=["docker0"])
+        assert found.fix == f"on every host: torchrun --rdzv-endpoint=192.168.77.0:{port}"
+
+    def test_an_elastic_job_that_nobody_can_join_goes_on_alone(self) -> None:
+        job = Job(rendezvous=Rendezvous("c10d", "head:29400"), elastic=(1, 3))
+        cluster = in_container("docker", master="head", job=job)
+        alone = cluster.present
+        cluster = replace(cluster, hosts=cluster.present_hosts, ranks=alone, nnodes=1, world_size=1)
+        found = only(cluster, "addr-not-shared", hosts=["nd0"], interfaces=["eth0"])
+        assert found.level is Severity.WARN
+        assert judge(replace(cluster, job=Job())) == []
+
+    def test_who_may_be_reached_is_not_blamed(self) -> None:
+        assert judge(in_container("kubernetes")) == []  # pods of several nodes share a network
+        assert judge(in_container("docker", "10.0.1.5")) == []  # an overlay, and docker_gwbridge
+        assert judge(in_container("")) == []
 
 
 class TestBridgeOfContainers:
