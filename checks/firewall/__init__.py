@@ -9,10 +9,11 @@ bytes and then 1 MiB must come back unchanged; in between, small segments count 
 for check `loss`. Then it opens as many connections at once as the job would, 8 at least. What fails
 is tried twice. Where something failed, the firewall rules of both ends are read (nft, iptables;
 needs root) and the packet is followed through them; and the kernels are asked by netlink how they
-route it. That tells what a rule on the way back does too (`fib saddr . iif oif missing`), with
-which firewalld drops IPv6 packets (IPv6_rpfilter). Meanwhile rank 0's host looks up the names of
-the addresses that call its store, for check `master_addr`. Whoever else connects to the ports of
-this check and of `advertised_addresses` is counted, with the first thing that they say.
+route it. That tells what a rule on the way back does too (`fib saddr . iif oif missing`, or `-m
+rpfilter` of iptables), with which firewalld drops IPv6 packets (IPv6_rpfilter). Meanwhile rank 0's
+host looks up the names of the addresses that call its store, for check `master_addr`. Whoever else
+connects to the ports of this check and of `advertised_addresses` is counted, with the first thing
+that they say.
 
 Why it matters
 --------------

@@ -114,7 +114,55 @@ SYN6 = Packet(True, "eth1", "fd00::1", "fd01::2", EPHEMERAL, (45000, 45000))
 FIREWALLD = "meta nfproto ipv6 fib saddr . mark . iif oif missing drop"
 
 
-@each_row("rule", [FIREWALLD, FIREWALLD.replace("oif missing", "check missing")])
+IP6TABLES = "-A PREROUTING -m rpfilter --validmark --invert -j DROP"
+
+
+def ip6tables(rule: str) -> Rules:
+    saved = f"*raw\n:PREROUTING ACCEPT [0:0]\n{rule}\nCOMMIT\n"
+    return Rules(True, chains=parse_iptables(saved, "ip6tables", 6))
+
+
+def test_the_reverse_path_filter_of_iptables() -> None:
+    """`-m rpfilter` matches what passes it, and `--invert` the rest, whatever else is told."""
+    for rule in (IP6TABLES, "-A PREROUTING -m rpfilter --invert -m comment --comment x -j DROP"):
+        (hit,) = ip6tables(rule).hits(replace(SYN6, way_back=False))
+        assert hit.sure
+        said = f"ip6tables raw PREROUTING: {rule} (answers would leave by another interface)"
+        assert quote_hit(hit.to_json()) == said
+        assert ip6tables(rule).hits(replace(SYN6, way_back=True)) == []
+        assert [each.sure for each in ip6tables(rule).hits(SYN6)] == [False]
+    passes = "-A PREROUTING -m rpfilter -j ACCEPT\n-A PREROUTING -j DROP"
+    assert ip6tables(passes).hits(replace(SYN6, way_back=True)) == []
+    assert [each.sure for each in ip6tables(passes).hits(replace(SYN6, way_back=False))] == [True]
+    loose = IP6TABLES.replace("--invert", "--loose --invert")
+    assert [each.sure for each in ip6tables(loose).hits(replace(SYN6, way_back=False))] == [False]
+    old = parse_iptables(f"*raw\n:PREROUTING ACCEPT [0:0]\n{IP6TABLES}\nCOMMIT\n")
+    (hit,) = Rules(True, chains=old).hits(replace(SYN, way_back=False))
+    assert hit.sure
+
+
+@pytest.mark.parametrize(
+    ("tool", "managers", "fix"),
+    [
+        ("ip6tables", ["firewalld"], "IPv6_rpfilter=no in /etc/firewalld/firewalld.conf && "),
+        ("ip6tables", [], f"ip6tables -t raw -D {IP6TABLES[3:]}; or routes by which"),
+        ("iptables", ["firewalld"], f"iptables -t raw -D {IP6TABLES[3:]}; or routes by which"),
+    ],
+)
+def test_it_is_turned_off_where_it_was_set(tool: str, managers: list[str], fix: str) -> None:
+    (hit,) = ip6tables(IP6TABLES).hits(replace(SYN6, way_back=False))
+    data = {**hit.to_json(), "tool": tool, "incoming": True}
+    assert let_in(data, ["192.168.77.1"], managers).startswith(fix)
+
+
+@each_row(
+    "rule",
+    [
+        FIREWALLD,
+        FIREWALLD.replace("oif missing", "check missing"),
+        FIREWALLD.replace("oif missing", "oif 0"),  # as iptables-nft has it
+    ],
+)
 def test_the_reverse_path_filter_that_firewalld_has_for_ipv6(rule: str) -> None:
     """It drops what the kernel, which has no such setting for IPv6, would answer elsewhere."""
     rules = nft("icmpv6 type { nd-router-advert, nd-neighbor-solicit } accept", rule)

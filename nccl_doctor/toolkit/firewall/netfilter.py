@@ -127,6 +127,8 @@ def remove_rule(hit: Mapping[str, Any]) -> str:
     """The command that removes the rule."""
     if hit["handle"]:
         return f"nft delete rule {hit['table']} {hit['chain']} handle {hit['handle']}"
+    if hit["rule"].startswith("-A "):
+        return f"{hit['tool']} -t {hit['table']} -D {hit['rule'].removeprefix('-A ')}"
     return f"remove the rule {quote_hit(hit)}"
 
 
@@ -143,9 +145,11 @@ def let_in(hit: Mapping[str, Any] | None, peers: Sequence[str], managers: Sequen
     if not peers:
         return ""
     if hit is not None and hit.get("way_back"):  # such a rule comes before all zones
+        old = hit["tool"] == "iptables" or hit["table"].startswith("ip ")
         off = "IPv6_rpfilter=no in /etc/firewalld/firewalld.conf && firewall-cmd --reload"
-        off = off if "firewalld" in managers else remove_rule(hit)
-        return f"{off}; or routes by which answers leave where packets arrive (ip -6 rule)"
+        off = off if "firewalld" in managers and not old else remove_rule(hit)
+        rule = "ip -4 rule" if old else "ip -6 rule"
+        return f"{off}; or routes by which answers leave where packets arrive ({rule})"
     if "firewalld" in managers:
         sources = " ".join(f"--add-source={peer}" for peer in peers)
         return f"firewall-cmd --permanent --zone=trusted {sources} && firewall-cmd --reload"

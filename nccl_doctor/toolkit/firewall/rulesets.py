@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -40,9 +40,11 @@ _SIMPLE = {
 }
 _FIB = re.compile(
     r"\bfib (?P<of>\w+(?: \. \w+)*) (?:oif|oifname|check|type)"
-    r"(?: (?P<found>missing|exists)\b| (?:!= )?(?:\{[^}]*\}|\S+))"
+    r"(?: (?P<found>missing|exists|(?<=oif )(?:!= )?0)(?= |$)| (?:!= )?(?:\{[^}]*\}|\S+))"
 )
-"""A look-up in the routing table; `check` is how nft prints `oif` since 1.1.4."""
+"""A look-up in the routing table; `check` is how nft prints `oif` since 1.1.4, and interface 0 how
+it prints `-m rpfilter` of iptables-nft.
+"""
 _FILLERS = {"meta", "ip", "ip6", "ct", "th", "counter", "log"}
 _SKIP_ARGUMENT = {"comment", "prefix", "level"}
 
@@ -143,7 +145,14 @@ def _way_back(fib: re.Match[str]) -> Condition:
     firewalld has for IPv6. Other look-ups are not understood.
     """
     strict = {"saddr", "iif"} <= set(fib["of"].split(" . ")) <= {"saddr", "iif", "mark"}
-    return Condition("way_back", (fib["found"],) if strict and fib["found"] else ())
+    found = {"0": "missing", "!= 0": "exists"}.get(fib["found"], fib["found"])
+    return Condition("way_back", (found,) if strict and found else ())
+
+
+def _rpfilter(options: Sequence[str]) -> Condition:
+    """The same of `-m rpfilter`, which matches what passes; --loose is not understood."""
+    back = "missing" if "--invert" in options else "exists"
+    return Condition("way_back", () if "--loose" in options else (back,))
 
 
 def _values(token: str) -> tuple[str, ...]:
@@ -176,6 +185,7 @@ _IPT_FIELDS = {
     "--ctstate": "state",
     "--length": "length",
 }
+_RPFILTER = {"--invert", "--loose", "--validmark", "--accept-local"}
 _IPT_FLAGS = {"--notrack"}
 _IPT_SKIP = {"-m", "--comment", "--reject-with", "--to-ports", "--to-destination", "--on-port"}
 _IPT_VERDICTS = {
@@ -239,8 +249,10 @@ def _parse_iptables_rule(line: str) -> tuple[str, Rule]:
         elif token == "--syn":
             conditions.append(Condition("syn", ("yes",), negated))
             index -= 1
-        elif token in _IPT_FLAGS:
+        elif token in _IPT_FLAGS or ("rpfilter" in tokens and token in _RPFILTER):
             index -= 1
+        elif (token, value) == ("-m", "rpfilter"):
+            conditions.append(_rpfilter(tokens))
         elif token not in _IPT_SKIP:
             conditions.append(Condition("protocol"))  # not understood: it may match
             index -= 1
