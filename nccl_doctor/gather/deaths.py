@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +18,14 @@ from nccl_doctor.gather.envelope import OPEN, Seal
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.opening import MEETING, opened, prefix_of
 from nccl_doctor.gather.run_state import Key
+from nccl_doctor.gather.sign_in import SignIn
 from nccl_doctor.launch import identity
 from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.layout import Address
 
 TELL_S = 4.0
 """Time limit to reach the store: the process that tells it delays the end of another."""
-_LOOK_S = 0.25
+LOOK_S = 0.25
 _MOST = 10_000
 _NAME = 20
 
@@ -92,6 +94,7 @@ class Deaths:
         self._box = box
         self._evidence = evidence
         self._deaths: list[Death] = []
+        self._replaced: Counter[tuple[str, int]] = Counter()
         self._read = 0
         self._next = 0.0
 
@@ -103,17 +106,24 @@ class Deaths:
     def of(self, seat: int) -> str | None:
         """Signal that killed a participant, or None."""
         who = self._evidence.who(seat)
-        for death in self._deaths:
-            if who is not None and (death.host, death.pid) == (who.host_key, who.pid):
-                return death.signal
-        return None
+        if who is None:
+            return None
+        killed = (who.host_key, who.pid)
+        signals = [each.signal for each in self._deaths if (each.host, each.pid) == killed]
+        return signals[-1] if len(signals) > self._replaced[killed] else None
+
+    def replaced(self, who: SignIn) -> None:
+        """Take a later start of this participant, whose place it has, for another process, even if
+        it has the same process id, as in a container that was started again.
+        """
+        self._replaced[who.host_key, who.pid] += 1
 
     def look(self) -> bool:
         """Look into the store, some times a second. Returns whether there is news."""
         now = time.monotonic()
         if now < self._next:
             return False
-        self._next = now + _LOOK_S
+        self._next = now + LOOK_S
         known = self._read
         number = min(self._box.add("deaths", 0), _MOST)
         while self._read < number and self._box.wait([f"death/{self._read}"], 0.0):

@@ -34,6 +34,7 @@ class EvidenceLog:
         self._environ = environ
         self._signed_in: dict[int, SignIn] = {}
         self._signed_in_s: dict[int, float] = {}
+        self._alone: dict[str, int] = {}
         self._layout: Layout | None = None
         self._waited_s: float | None = None
         self._late: set[int] = set()
@@ -62,6 +63,19 @@ class EvidenceLog:
             for one in self._signed_in.values()
         )
 
+    def give_way(self, who: SignIn) -> tuple[int, SignIn] | None:
+        """Forget one that was killed, and whose place a later start of it takes; returns its seat,
+        and its sign-in.
+
+        Each was the only living process of its host with this claim: the earlier one is gone.
+        """
+        seat = self._alone.get(who.alone) if who.alone else None
+        if seat is None:
+            return None
+        del self._signed_in_s[seat]
+        self._facts.pop(seat, None)
+        return seat, self._signed_in.pop(seat)
+
     def sign_in(self, seat: int, who: SignIn, after_s: float) -> None:
         """Record the sign-in of a participant, `after_s` seconds after signing in began.
 
@@ -83,6 +97,8 @@ class EvidenceLog:
         if self._closed:
             who = replace(who, facts={})
         self._vacant = None
+        if who.alone:
+            self._alone[who.alone] = seat
         self._signed_in[seat] = who
         self._signed_in_s[seat] = after_s
         for check, rounds in who.facts.items():

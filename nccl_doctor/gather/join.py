@@ -61,6 +61,8 @@ class Join:
         self._doubts = doubts
         self._opened = 0.0
         self._restarted: set[int] = set()
+        self._open = True
+        """Whether no place has been given for good yet."""
         self._refused = (0, 0.0)
         self._size = grown((run.launch.nnodes or 1, 1), run.launch)
 
@@ -104,6 +106,7 @@ class Join:
             ),
             lambda: f"ranks {number_range(sorted(missing()))}",
         )
+        self._open = False
         # Not by this host alone: if it has lost its GPUs, the job will still want them.
         run.backend = backend_of_all(self._evidence.backends(), run.backend)
         roster = Roster(
@@ -148,6 +151,7 @@ class Join:
             return f"nodes {number_range(sorted(set(range(nnodes)) - here))}"
 
         self._wait(until, complete, missing)
+        self._open = False
         claims, elastic = self._claims(), 0
         if run.options.job.elastic is not None:
             least, _ = run.options.job.elastic
@@ -209,6 +213,9 @@ class Join:
                     self._restarted.add(seat)
                     continue
                 self._size = grown(self._size, who.launch)
+                if self._open and (gone := evidence.give_way(who)):
+                    self._restarted.add(gone[0])
+                    self._deaths.replaced(gone[1])
             except BadMessage as error:
                 refusals.sign_in(key, error)
             except ValueError as error:

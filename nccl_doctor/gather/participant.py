@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 from nccl_doctor.gather import departures
+from nccl_doctor.gather.alone import alone_as
 from nccl_doctor.gather.connect import connect, open_store
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.coordinator import GOODBYE_S, Coordinator
@@ -134,6 +135,7 @@ class Participant:
     def _take_part(self, scarce: Shortage | None) -> ParticipantResult:
         run = self._run
         who = introduce(run.launch, run.environ, run.options.backend)
+        who = replace(who, alone=alone_as(run.launch, run.environ, who.host_key))
         self._token = who.token
         self._evidence.sign_in(run.seat, who, 0.0)
         self._leave_view()

@@ -84,7 +84,7 @@ class SignIn:
     """One participant: its launch, its host, and the facts that it observed alone.
 
     `token` is random: by it a participant recognises its own sign-in. `host_key` tells machines
-    apart (`identity.host_key`). The rest is as in `Rank`.
+    apart (`identity.host_key`). `alone` is from `alone_as`. The rest is as in `Rank`.
     """
 
     token: str
@@ -98,6 +98,7 @@ class SignIn:
     backend: str = ""
     joining: Mapping[str, float] = field(default_factory=dict)
     facts: Facts = field(default_factory=dict)
+    alone: str = ""
 
     @property
     def host(self) -> tuple[str, int | None]:
@@ -117,6 +118,7 @@ class SignIn:
             "env": dict(self.env),
             "device": self.device,
             "backend": self.backend,
+            "alone": self.alone,
             "host": {
                 "name": self.host_name,
                 "key": self.host_key,
@@ -148,6 +150,7 @@ class SignIn:
             backend=node.one_of("backend", _BACKENDS, ""),
             joining=joining_from_json(node),
             facts=facts_from_json(node),
+            alone=node.get("alone", str, ""),
         )
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from nccl_doctor.gather import store_server
 from nccl_doctor.gather.control_store import ControlStore
-from nccl_doctor.gather.deaths import Deaths, death_of, seal_of, tell
+from nccl_doctor.gather.deaths import LOOK_S, Deaths, death_of, seal_of, tell
 from nccl_doctor.gather.envelope import OPEN, Seal
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.opening import MEETING, open_run, prefix_of
 from nccl_doctor.gather.run_state import Key
+from nccl_doctor.gather.sign_in import SignIn
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.toolkit import forks
 from tests.ranks.ranks import free_port
@@ -35,13 +37,13 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     assert not forks.living
 
 
-def coordinators(port: int, key: Key | None) -> Deaths:
+def coordinators(port: int, key: Key | None, evidence: EvidenceLog | None = None) -> Deaths:
     """Deaths as rank 0 sees them, once it has opened the run."""
     seal = Seal(key.secret) if key else OPEN
     meeting = ControlStore("127.0.0.1", port, timeout_s=5, prefix=MEETING, seal=seal)
     open_run(meeting, RUN)
     box = meeting.beside(prefix_of(RUN), seal_of(key, RUN))
-    return Deaths(box, EvidenceLog(Launch(rank=0, world_size=2), {}, {}))
+    return Deaths(box, evidence or EvidenceLog(Launch(rank=0, world_size=2), {}, {}))
 
 
 @pytest.mark.parametrize("run_id", ["", RUN], ids=["the one that is open", "its own"])
@@ -58,3 +60,21 @@ def test_a_stranger_without_the_key_tells_of_no_death(port: int) -> None:
     tell(("127.0.0.1", port), death_of(7, 1, "SIGKILL"), run_id=RUN)
     deaths.look()
     assert deaths.ranks == set()
+
+
+def test_the_death_of_one_is_none_of_who_came_after_it(port: int) -> None:
+    """With the same process id: a container that was started again counts from 1."""
+    evidence = EvidenceLog(Launch(rank=0, world_size=2), {}, {})
+    deaths = coordinators(port, None, evidence)
+    death = death_of(7, 1, "SIGKILL")
+    who = SignIn("token", 7, Launch(rank=1, world_size=2), "nd1", death["host"])
+    evidence.sign_in(3, who, 0.0)
+    tell(("127.0.0.1", port), death)
+    assert deaths.look()
+    assert deaths.of(3) == "SIGKILL"
+    deaths.replaced(who)
+    assert deaths.of(3) is None
+    time.sleep(LOOK_S)
+    tell(("127.0.0.1", port), death)
+    assert deaths.look()
+    assert deaths.of(3) == "SIGKILL"

@@ -30,7 +30,7 @@ WAIT_S = 50
 
 
 class Agents:
-    """Two ranks, each of an agent that counts its own restarts."""
+    """Ranks, each of an agent that counts its own restarts."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -50,7 +50,7 @@ class Agents:
             }
             for rank, count in enumerate(restarts)
         }
-        made = Ranks(self._folder, 2, OPTIONS, start=[], changes=changes)
+        made = Ranks(self._folder, len(restarts), OPTIONS, start=[], changes=changes)
         made.port = self.port = self.port or made.port
         self._all.append(made)
         return made
@@ -105,6 +105,23 @@ def test_ranks_that_were_killed_leave_nothing_that_counts(agents: Agents) -> Non
     check_passed(again, again.wait(WAIT_S))
     assert agents.meeting.add("doubts", 0) == 0, "rank 0 waited for an answer of the dead one"
     assert not agents.meeting.wait(["opening", "coordinator/0", "coordinator/1"], 0.0)
+
+
+def test_a_rank_that_was_killed_and_comes_again_makes_no_second_claim(agents: Agents) -> None:
+    """Its agent was started again too, as in a pod, and has counted no restart."""
+    ranks = agents.ranks(0, 0, 0)
+    ranks.start([0, 1])
+    for seat in (0, 1):
+        agents.run().get(f"seat/{seat}", WAIT_S)
+    killed = ranks.processes[1]
+    pids = descendants(killed.pid)
+    killed.kill()
+    killed.wait()
+    assert gone(pids)
+    ranks.start([1])
+    agents.run().get("seat/2", WAIT_S)
+    ranks.start([2])
+    check_passed(ranks, ranks.wait(WAIT_S))
 
 
 def test_an_earlier_run_that_had_ended_sends_nobody_home(agents: Agents) -> None:

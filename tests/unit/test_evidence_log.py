@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from nccl_doctor.checks.ranks import Ranks
 from nccl_doctor.checks.ranks_per_host import RanksPerHost
+from nccl_doctor.gather.alone import alone_as
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.join import grown
 from nccl_doctor.gather.sign_in import SignIn
@@ -18,9 +21,10 @@ from nccl_doctor.launch.detect import detect
 from nccl_doctor.launch.host_launch import host_launch
 from nccl_doctor.model.cluster import ALONE, Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.job import Job
-from nccl_doctor.model.launch import Launch
+from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import Claim, lay_out
 from nccl_doctor.model.options import Flags, Options
+from nccl_doctor.toolkit.host import host_name
 from tests.support.findings import judge
 from tests.support.launches import MASTER, OPEN_MPI, PLAIN
 
@@ -64,6 +68,50 @@ def test_a_rank_that_its_agent_restarted_makes_no_second_claim() -> None:
     assert not log.has_been(of(1, 1))
     assert not log.has_been(of(0, 1, "nd1")), "another agent, which counts for itself"
     assert not log.has_been(of(0, 1, agent_store=False))
+
+
+def test_who_comes_again_takes_the_place_of_one_that_is_gone() -> None:
+    def of(token: str, alone: str) -> SignIn:
+        made = SignIn(token, 7, Launch("env", 1, 2), "nd1", "key", alone=alone)
+        return SignIn.from_json(1, made.to_json())
+
+    log = EvidenceLog(Launch("env", 0, 2), {}, {})
+    log.sign_in(1, of("a", "rank 1 of nd1"), 0.0)
+    assert log.give_way(of("b", "")) is None, "both live: a fault"
+    assert log.give_way(of("b", "rank 1 of nd2")) is None, "another host: a fault"
+    gone = log.give_way(of("b", "rank 1 of nd1"))
+    assert gone == (1, of("a", "rank 1 of nd1"))
+    assert log.seats == ()
+    log.sign_in(2, of("b", "rank 1 of nd1"), 1.0)
+    assert (log.seats, log.token(2)) == ((2,), "b")
+
+
+def test_one_living_process_of_a_host_alone_claims_a_place() -> None:
+    run = str(os.getpid())  # no other run of the tests
+    rank, host = Launch("env", 1, 2, run_id=run), Launch(OWN, run_id=run)
+
+    def alone(launch: Launch, **environ: str) -> str:
+        return alone_as(launch, environ, "nd1")
+
+    reader, writer = os.pipe()
+    first = os.fork()
+    if not first:
+        told = [alone(launch) for launch in (rank, host, replace(host, node_rank=1))]
+        os.write(writer, " | ".join(told).encode())
+        signal.pause()
+    try:
+        assert os.read(reader, 99) == b"rank 1 of nd1 | host  of nd1 | host 1 of nd1"
+        assert alone(rank) == alone(host) == ""
+        assert alone(replace(rank, rank=0)) == "rank 0 of nd1"
+        assert alone(replace(rank, rank=None)) == ""
+        pod = alone(replace(rank, rank=3), KUBERNETES_SERVICE_HOST="10.0.0.1")
+        assert pod == f"rank 3 of {host_name()}", "one that is made anew has another key"
+    finally:
+        os.kill(first, signal.SIGKILL)
+        os.waitpid(first, 0)
+        os.close(reader)
+        os.close(writer)
+    assert alone(rank) == "rank 1 of nd1"
 
 
 def ranks_of(cluster: Cluster) -> list[tuple[int | None, str, bool]]:
