@@ -107,7 +107,7 @@ from .mapping import (
     judge_mapping,
     sharing_is_meant,
 )
-from .missing import MISSING, fix_of_missing, no_gpu
+from .missing import MISSING, fix_of_missing, no_gpu, ranks_for
 from .orders import GPU_ORDER, judge_orders
 
 MISMATCH = Kind(
@@ -406,7 +406,9 @@ def _too_few(cluster: Cluster, mine: Sequence[SeenByRank]) -> Finding | None:
         return Finding(GPU_HIDDEN, text, where, evidence, f"unset {' '.join(facts['visible'])}")
     text = f"{gpus} visible {'GPU' if gpus == 1 else 'GPUs'}, {who}"
     words = fix_of_missing(facts)
-    fix = f"--nproc-per-node {gpus}, or: {words}" if per_rank else words
+    launch = mine[0].rank.launch
+    ranks_fix = ranks_for(gpus, launch.launcher if launch else "", cluster.nnodes)
+    fix = f"{ranks_fix}, or: {words}" if per_rank else words
     return Finding(MISSING, text, where, evidence, fix)
 
 

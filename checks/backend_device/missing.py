@@ -19,6 +19,16 @@ _OF_AMD = (
     "Start as many ranks as the host has GPUs, or get the missing GPU back: look for amdgpu in "
     "`dmesg`, compare `amd-smi list` with `lspci`; in a container, request all GPUs."
 )
+_RANKS = {
+    "srun": "srun --ntasks-per-node={gpus}",
+    "mpirun": "mpirun --map-by ppr:{gpus}:node",
+    "mpi": "mpiexec -ppn {gpus}",
+    "deepspeed": "deepspeed --num_gpus {gpus} (slots={gpus} in a hostfile)",
+    "accelerate": "accelerate launch --num_processes {all}",
+    "ray": "ScalingConfig(use_gpu=True, resources_per_worker={{'GPU': 1}})",
+    "env": "{gpus} ranks on this host",
+}
+"""How many ranks a launcher starts on a host; by torchrun's option for all others."""
 _GLOO = "without GPUs use the backend gloo on all hosts"
 
 
@@ -28,6 +38,12 @@ def fix_of_missing(facts: Mapping[str, Any]) -> str:
     is_nvidia = facts["cuda"] or on_host["nodes"] or on_host["proc"]
     is_amd = facts["rocm"] or (on_host["kfd"] and not is_nvidia)
     return _OF_AMD if is_amd else MISSING.fix
+
+
+def ranks_for(gpus: int, launcher: str, nnodes: int) -> str:
+    """What to type for as many ranks on a host as it has GPUs."""
+    line = _RANKS.get(launcher, "--nproc-per-node {gpus}")
+    return line.format(gpus=gpus, all=gpus * nnodes)
 
 
 def no_gpu(facts: Mapping[str, Any]) -> Finding:

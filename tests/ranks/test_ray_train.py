@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from nccl_doctor.gather.control_store import ControlStore
+from nccl_doctor.gather.opening import MEETING, opened
 from nccl_doctor.toolkit.net.ports import ephemeral_range
 from tests.ranks.ranks import BASE, Ranks
 from tests.support.reports import validate
@@ -53,6 +55,27 @@ def test_ranks_meet_in_the_store_of_the_process_group(
         assert [each["where"]["ranks"] for each in worse] == [[0, 1]][: len(odd)]
         assert max(each.seconds for each in ended.values()) < JOIN_S
     store.set("job", "goes on")
+
+
+def test_workers_that_ray_starts_again_meet_in_their_new_process_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failure, or with another number of workers: the train function begins anew."""
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
+    torch = importlib.import_module("torch.distributed")
+    stores = [
+        torch.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in range(2)
+    ]
+    ray = {"NODE_RANK": "0", "ACCELERATE_TORCH_DEVICE": "cpu", "RAY_JOB_ID": "01000000"}
+    old, new = ({**ray, "MASTER_PORT": str(store.port)} for store in stores)
+    first = Ranks(tmp_path, 3, OPTIONS, changes=dict.fromkeys(range(3), old), start=[0, 1])
+    opened(ControlStore("127.0.0.1", stores[0].port, timeout_s=5, prefix=MEETING), WAIT_S)
+    first.kill()
+    again = Ranks(tmp_path, 2, OPTIONS, changes=dict.fromkeys(range(2), new))
+    ended = again.wait(WAIT_S)
+    assert [each.code for each in ended.values()] == [0, 0], ended
+    report = again.report()
+    assert (report["verdict"], report["run"]["world_size"]) == ("pass", 2)
 
 
 @pytest.mark.wide

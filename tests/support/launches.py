@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nccl_doctor.launch.detect import detect
+from nccl_doctor.launch.host_launch import host_launch, placed
 from nccl_doctor.model.launch import Launch, LaunchProblem
+from nccl_doctor.model.layout import HostPlace
+from nccl_doctor.model.options import Flags
 
 MASTER = {"MASTER_ADDR": "nd0", "MASTER_PORT": "29500"}
 TORCHRUN = {
@@ -128,3 +131,34 @@ def problem(environ: Mapping[str, str], code: str) -> LaunchProblem:
     launch = detect(environ)
     assert codes(launch) == [code]
     return launch.problems[0]
+
+
+BY_ENVIRONMENT = {
+    "torchrun": TORCHRUN,
+    "accelerate": {**TORCHRUN, "ACCELERATE_MIXED_PRECISION": "no"},
+    "deepspeed": DEEPSPEED,
+    "ray": RAY,
+    "env": PLAIN,
+    "srun": {**SRUN, **MASTER},
+    "mpirun": {**OPEN_MPI, **MASTER},
+    "mpi": {**HYDRA, **MASTER},
+}
+"""Launcher → the environment of rank 5 of 2 hosts x 4; the own one has no variables."""
+_NUMBERS = (
+    (("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "ROLE_RANK"), "rank"),
+    (("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"), "local"),
+    (("GROUP_RANK", "CROSS_RANK", "NODE_RANK", "SLURM_NODEID"), "node"),
+)
+
+
+def of_rank(launcher: str, rank: int, master: str = "nd0") -> Launch:
+    """The launch record of one rank of 2 hosts x 4, as this launcher starts it."""
+    local, node = rank % 4, rank // 4
+    if launcher == "own":
+        flags = Flags(nnodes=2, node_rank=node, master_addr=master, nproc_per_node="4")
+        return placed(host_launch(flags, 4), HostPlace(node, 4 * node, 4, 8), local)
+    values = {"rank": rank, "local": local, "node": node}
+    environ = {**BY_ENVIRONMENT[launcher], "MASTER_ADDR": master}
+    for names, value in _NUMBERS:
+        environ |= {name: str(values[value]) for name in names if name in environ}
+    return detect(environ)

@@ -26,7 +26,7 @@ from nccl_doctor.model.layout import Claim, lay_out
 from nccl_doctor.model.options import Flags, Options
 from nccl_doctor.toolkit.host import host_name
 from tests.support.findings import judge
-from tests.support.launches import MASTER, OPEN_MPI, PLAIN
+from tests.support.launches import MASTER, OPEN_MPI, PLAIN, RAY
 
 
 def sign_in(node: int, nproc: int, **launch: Any) -> SignIn:
@@ -131,7 +131,7 @@ def test_an_elastic_job_misses_nobody_beyond_its_fewest_hosts() -> None:
     assert "2 hosts are here, of 1 to 3" in found[0].message
 
 
-@pytest.mark.parametrize("environ", [PLAIN, OPEN_MPI], ids=["env", "mpirun"])
+@pytest.mark.parametrize("environ", [PLAIN, OPEN_MPI, RAY], ids=["env", "mpirun", "ray"])
 def test_hosts_with_different_numbers_of_ranks_are_counted(environ: dict[str, str]) -> None:
     """2 ranks on nd0 and 4 on nd1: by what nd0 knows, 6 ranks are 3 hosts."""
     start = "OMPI_COMM_WORLD_" if environ is OPEN_MPI else ""
@@ -141,7 +141,9 @@ def test_hosts_with_different_numbers_of_ranks_are_counted(environ: dict[str, st
     def launch(rank: int) -> Launch:
         local, size = (rank, 2) if rank < 2 else (rank - 2, 4)
         numbers = zip(names, (rank, 6, local, size), strict=True)
-        return detect({**environ, **MASTER, **{f"{start}{name}": str(n) for name, n in numbers}})
+        told = {f"{start}{name}": str(n) for name, n in numbers}
+        node = {"NODE_RANK": str(int(rank > 1))} if environ is RAY else {}
+        return detect({**environ, **MASTER, **told, **node})
 
     log = EvidenceLog(launch(0), {}, {})
     for rank in range(6):

@@ -11,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.launch.detect import detect
+from nccl_doctor.launch.host_launch import host_flags
 from nccl_doctor.launch.launchers import LAUNCHERS, TORCH
 from nccl_doctor.model.launch import Launch
+from nccl_doctor.model.layout import Claim, agree, lay_out
+from tests.support.command_lines import job
 from tests.support.launches import (
     BATCH,
     DEEPSPEED,
@@ -173,6 +176,12 @@ class TestWhereRanksMeet:
         assert (first.local_world_size, first.master_addr) == (1, "cpu7")
         assert first.master_port == launch.master_port
 
+    def test_a_job_that_slurm_requeued_is_a_new_run(self) -> None:
+        """All of its ranks are new, and have counted the same: there is nothing to tell apart."""
+        first, again = (detect({**SRUN, "SLURM_RESTART_COUNT": count}) for count in ("0", "2"))
+        assert replace(again, restart_count=0) == first
+        assert (again.agent_store, again.problems) == (False, ())
+
     def test_what_is_exported_is_stronger(self) -> None:
         launch = detect({**SRUN, "MASTER_ADDR": "ib0.nd0"})
         assert (launch.master_addr, launch.master_port) == ("ib0.nd0", 19711)
@@ -262,6 +271,24 @@ class TestPerHostLaunchers:
         assert (launch.launcher, launch.per_host, launch.problems) == (launcher, False, ())
         assert (launch.rank, launch.world_size, launch.local_rank) == (5, 8, 1)
         assert (launch.master_addr, launch.master_port) == ("nd0", 29500)
+
+    def test_pods_of_one_job_may_differ_in_their_ranks(self) -> None:
+        """Those of the Master and of the Worker have templates of their own."""
+        pods = [
+            host_flags(detect({**KUBEFLOW_2, "PET_NODE_RANK": str(node), "PET_NPROC_PER_NODE": n}))
+            for node, n in enumerate("28")
+        ]
+        lines = [
+            job(f"torchrun --nnodes=2 --node_rank={node} --master_addr=a --nproc_per_node={n} t.py")
+            for node, n in enumerate("28")
+        ]
+        for told in (pods, lines):
+            claims = [
+                Claim(seat, each.node_rank, each.nnodes or 0, int(each.nproc_per_node or 0))
+                for seat, each in enumerate(each for each in told if each)
+            ]
+            assert agree(claims, 2)
+            assert [place.nproc for place in lay_out(claims, 2).nodes] == [2, 8]
 
     def test_ranks_inside_a_pod_are_ranks(self) -> None:
         launch = detect({**PLAIN, "KUBERNETES_SERVICE_HOST": "10.0.0.1"})
