@@ -78,9 +78,10 @@ def run(
     # The store client logs every retry and look-up with a C++ stack; what matters of it is a fact.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     found = detect(environ)
-    of_host = host_flags(found)
+    # A command behind `--` has been read with these variables, where its launcher reads them.
+    of_host = None if flags.starts_ranks else host_flags(found)
     if of_host is not None:
-        flags = of_host
+        flags = replace(of_host, nproc_per_node=of_host.nproc_per_node or flags.nproc_per_node)
     elif found.launcher != "none" and not flags.starts_ranks:
         return _supervise(
             prepare(
@@ -95,7 +96,10 @@ def run(
             ),
             write,
         )
-    nproc = local_ranks.num_local_ranks(flags.nproc_per_node or "auto", environ)
+    of_torchrun = bool(flags.starts_ranks and flags.nproc_per_node)
+    nproc = local_ranks.num_local_ranks(
+        flags.nproc_per_node or "auto", environ, of_torchrun=of_torchrun
+    )
     if (flags.nnodes or 1) * nproc > MAX_RANKS:
         hosts = f"--nnodes {flags.nnodes} with {nproc} ranks each"
         raise local_ranks.TooManyRanks(f"{hosts}: more than {MAX_RANKS} ranks")

@@ -41,21 +41,23 @@ class TooManyRanks(ValueError):
     """More ranks were asked for than are examined."""
 
 
-def num_local_ranks(wanted: str, environ: Mapping[str, str]) -> int:
+def num_local_ranks(wanted: str, environ: Mapping[str, str], *, of_torchrun: bool = False) -> int:
     """Number of ranks to start: `auto`, `gpu`, `cpu` or a number.
+
+    `of_torchrun`: the word is one of torchrun's; to it, `auto` without a GPU is `cpu`.
 
     Raises:
         NoGpu: `gpu` on a host without one.
     """
     gpus = identity.num_gpus(environ)
-    if wanted == "auto":
+    if wanted == "auto" and (gpus or not of_torchrun):
         return gpus or CPU_RANKS
     if wanted == "gpu":
         if not gpus:
             raise NoGpu("--nproc-per-node gpu: this host has no visible GPU")
         return gpus
     # As torch: the processors that this process may use, not those of the machine.
-    return len(os.sched_getaffinity(0)) if wanted == "cpu" else int(wanted)
+    return len(os.sched_getaffinity(0)) if wanted in ("auto", "cpu") else int(wanted)
 
 
 Died = Callable[[int, int, str, HostPlace, Address], int]

@@ -93,6 +93,22 @@ def test_the_topology_is_read_from_torchrun(examine, tmp_path):
     assert said == [f"job {rank} of 3" for rank in range(3)]
 
 
+def test_the_command_counts_for_the_ranks_of_a_pod(examine):
+    """Trainer v2 sets PET_NPROC_PER_NODE=auto; torchrun takes its option first."""
+    pod = {
+        "PET_NNODES": "1",
+        "PET_NPROC_PER_NODE": "auto",
+        "PET_NODE_RANK": "0",
+        "PET_MASTER_ADDR": "127.0.0.1",
+        "PET_MASTER_PORT": str(free_port()),
+        "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+    }
+    line = (*torchrun(), "--nproc-per-node", "3", "--no-python", "echo")
+    done, report = examine(*line, env=pod)
+    assert done.returncode == 0, done
+    assert report["run"]["world_size"] == 3
+
+
 def test_an_elastic_job_follows_with_the_hosts_that_came(examine, tmp_path):
     (tmp_path / "job.py").write_text(PRINTS)
     meet = ("--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", "--rdzv-id=e")

@@ -204,12 +204,17 @@ def test_one_that_cannot_be_killed_is_not_awaited(tmp_path: Path) -> None:
     assert "waits in the kernel and cannot be killed" in (tmp_path / "err").read_text()
 
 
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
 def test_ranks_on_processors_are_as_many_as_torch_counts() -> None:
     """In a process that may use one processor only, as under taskset or Slurm's binding."""
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(before)})
         assert num_local_ranks("cpu", {}) == 1
+        assert num_local_ranks("auto", NO_GPU, of_torchrun=True) == 1
+        assert num_local_ranks("auto", NO_GPU) == 2
     finally:
         os.sched_setaffinity(0, before)
     assert num_local_ranks("cpu", {}) == len(before)
