@@ -166,8 +166,8 @@ class MasterNetwork(Check):
 
 
 def _runtime(cluster: Cluster, host: Host, own: str) -> str:
-    """Runtime of a container behind a bridge of its machine, of which `own` is the only address;
-    else empty. A network that spans machines comes with a second one (docker_gwbridge).
+    """Runtime of the container that this host is, if it is behind a bridge of its machine, with no
+    address but `own`; else empty. A network that spans machines comes with a second address.
     """
     for rank, facts in cluster.facts("duplicate_address"):
         alone = facts["likely"] and facts["likely"][1] == own and not facts.get("others")

@@ -41,7 +41,7 @@ def fix_of_missing(facts: Mapping[str, Any]) -> str:
 
 
 def ranks_for(gpus: int, launcher: str, nnodes: int) -> str:
-    """What to type for as many ranks on a host as it has GPUs."""
+    """Option that starts as many ranks on a host as it has GPUs."""
     line = _RANKS.get(launcher, "--nproc-per-node {gpus}")
     return line.format(gpus=gpus, all=gpus * nnodes)
 

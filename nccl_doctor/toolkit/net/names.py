@@ -68,7 +68,7 @@ def canonical_name(name: str, timeout_s: float) -> str:
 
 
 def full_name(timeout_s: float) -> str:
-    """`socket.getfqdn()`; where nobody answers in time, the host name, as it ends up with then."""
+    """Full name of this host by `socket.getfqdn()`; its host name if no answer comes in time."""
     return _in_time(socket.getfqdn, timeout_s) or socket.gethostname()
 
 
