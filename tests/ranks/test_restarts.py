@@ -8,7 +8,10 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -175,6 +178,49 @@ def test_real_agents_of_which_one_restarted_its_ranks_meet(tmp_path: Path) -> No
     started = {path.name for path in tmp_path.glob("start.*")}
     assert {"start.0.0", "start.1.0", "start.1.1"} <= started, started
     assert json.loads(report.read_text())["verdict"] == "pass"
+
+
+_UNTIL_ALONE = """
+import datetime, os, time
+import torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10))
+if os.environ["WORLD_SIZE"] == "2":
+    open("both." + os.environ["GROUP_RANK"], "w").close()
+    while True:
+        dist.barrier()
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.wide  # it shows what torchrun does, on which `elastic-without-restarts` rests
+@pytest.mark.parametrize(("restarts", "code"), [(0, 1), (1, 0)])
+def test_an_elastic_job_outlives_a_host_only_with_restarts(
+    tmp_path: Path, restarts: int, code: int
+) -> None:
+    (tmp_path / "job.py").write_text(_UNTIL_ALONE)
+    line = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2"),
+        *(f"--max-restarts={restarts}", "--rdzv-backend=c10d", "--rdzv-id=elastic"),
+        *(f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--local-addr=127.0.0.1"),
+    ]
+    conf = "--rdzv-conf=last_call_timeout=20,keep_alive_interval=1,is_host="
+    hosts = []
+    try:
+        for node in range(2):
+            words = [*line, f"{conf}{1 - node}", "job.py"]  # the one that stays serves
+            hosts.append(subprocess.Popen(words, env={**os.environ, **BASE}, cwd=tmp_path))
+        until = time.monotonic() + WAIT_S
+        while len(list(tmp_path.glob("both.*"))) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        lost = [hosts[1].pid, *descendants(hosts[1].pid)]
+        for pid in lost:
+            os.kill(pid, signal.SIGKILL)
+        assert hosts[0].wait(2 * WAIT_S) == code
+    finally:
+        for host in hosts:
+            host.kill()
+            host.wait()
 
 
 def test_a_rank_that_comes_when_all_have_begun_is_told_so(agents: Agents) -> None:
