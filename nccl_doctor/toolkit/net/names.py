@@ -86,15 +86,6 @@ def _in_time(ask: Callable[[], str], timeout_s: float) -> str:
     return found[0] if found else ""
 
 
-def full_name(timeout_s: float) -> str:
-    """Name that `socket.getfqdn()` gives this host; empty if it gives none in time."""
-    found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(socket.getfqdn()), daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    return found[0] if found else ""
-
-
 class _Attempt:
     """One look-up in a thread of its own."""
 
