@@ -49,7 +49,7 @@ class Lab:
 
     `clocks`: by how many seconds the uptime of a host differs, in a time namespace.
     `fresh`: whether the doctor is started on its hosts as a user would, or may be forked from a
-    process that has imported torch.
+    process that has imported torch. `frozen`: hosts that nobody waits for.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Lab:
         self.names = tuple(hosts)
         self._clocks = clocks or {}
         self.fresh = False
+        self.frozen: set[str] = set()
         self.hosts: list[Host] = []
         self.processes: list[Process] = []
         self._folder = folder
@@ -178,12 +179,15 @@ class Lab:
         return folder
 
     def wait(self, processes: Sequence[Process], timeout_s: float) -> bool:
-        """Wait until all have ended; after `timeout_s` kill the rest. Returns: nobody was late."""
+        """Wait until all have ended but those of frozen hosts; after `timeout_s` kill the rest.
+
+        Returns: nobody was late.
+        """
         end = time.monotonic() + timeout_s
         running = list(processes)
         while (left := end - time.monotonic()) > 0:
             running = [process for process in running if process.poll() is None]
-            if not running:
+            if all(process.host.name in self.frozen for process in running):
                 break
             wait_for_one(running, left)
         late = [process for process in processes if process.poll() is None]

@@ -36,7 +36,7 @@ dist.destroy_process_group()
 @dataclass(frozen=True)
 class Result:
     """What the doctor said of a case. `seconds` from the start of the first host to the end of the
-    last; `codes` are exit codes; `text` is everything, for whoever has to find out why it is wrong.
+    last that can end; `codes` are exit codes; `text` is everything, for whoever has to find out why it is wrong.
     """
 
     score: Score
@@ -71,12 +71,14 @@ def run(case: Case, join_s: float, *, fresh: bool = False) -> Result:
         with scene.striking():
             done = _start(case, scene, slurm, options)
         answer, others = _answer(done, views, lab.python)
+        ended = [each for each in done.done if each.host not in lab.frozen]
+        left = [] if lab.frozen else done.leftovers  # they are stopped, and hold what they had
         return Result(
             score(case, answer, others),
-            done.seconds,
-            tuple(done.codes),
+            max(each.seconds for each in ended),
+            tuple(each.code for each in ended),
             answer,
-            tuple(done.leftovers),
+            tuple(left),
             str(done),
         )
 

@@ -61,9 +61,12 @@ def strike(scene: Scene, host: Host, how: str, check: str = "collectives") -> No
 @step
 def signal_all(scene: Scene, host: Host, how: str) -> None:
     """A signal to every process of the host: it hangs, or its job is killed."""
+    number = signal.Signals[how]
+    if number is signal.SIGSTOP:
+        scene.lab.frozen.add(host.name)
     for pid in host.pids():
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.Signals[how])
+            os.kill(pid, number)
 
 
 @step
