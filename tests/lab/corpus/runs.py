@@ -35,8 +35,10 @@ dist.destroy_process_group()
 
 @dataclass(frozen=True)
 class Result:
-    """What the doctor said of a case. `seconds` from the start of the first host to the end of the
-    last that can end; `codes` are exit codes; `text` is everything, for whoever has to find out why it is wrong.
+    """What the doctor said of a case.
+
+    `seconds` from the start of the first host to the end of the last that can end; `codes` are exit
+    codes; `text` is everything, for whoever has to find out why it is wrong.
     """
 
     score: Score
