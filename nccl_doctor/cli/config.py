@@ -40,6 +40,7 @@ OPTIONS: Mapping[str, _Types] = {
     "level": (str,),
     "with-dcgm": (int,),
     "hold-idle": _NUMBER,
+    "paths": (list,),
     "select": (str, list),
     "ignore": (str, list),
     "timeout": _NUMBER,

@@ -14,7 +14,7 @@ from nccl_doctor.cli.baseline import baseline_option, past_of
 from nccl_doctor.cli.handover import COMMAND, BeforeCommand
 from nccl_doctor.cli.help import RUN_EXITS, Manual
 from nccl_doctor.cli.key import key_of, key_option
-from nccl_doctor.cli.params import HostName, LocalRanks, Mesh, Names, Number, Seconds
+from nccl_doctor.cli.params import HostName, LocalRanks, Mesh, Names, Number, Seconds, StoragePath
 from nccl_doctor.cli.redaction import redact_options
 from nccl_doctor.cli.saving import give, output_options, profile_option
 from nccl_doctor.cli.settings import options_of, read_config, relayed_options
@@ -116,6 +116,10 @@ def _run_options(function: F) -> F:
             "nccl-doctor run --hold-idle 600 --timeout 720",
         ),
         (
+            "With the storage of the job: is it there, shared, writable, and not slow on one host",
+            "nccl-doctor run --path /ckpt --path /data:ro",
+        ),
+        (
             "Quickly: without collectives and without the check of the clocks",
             "nccl-doctor run --level quick --ignore clock",
         ),
@@ -188,6 +192,16 @@ def _run_options(function: F) -> F:
     type=Seconds(),
     help="Hold connections between the hosts on which nobody sends anything, and see whether they "
     "still work: the longest pause of the job. --timeout has to be 90 s longer.",
+)
+@click.option(
+    "--path",
+    "paths",
+    multiple=True,
+    metavar="DIR[:ro]",
+    type=StoragePath(),
+    help="Storage that the job needs (checkpoints, data, caches): every host uses it for a moment, "
+    "and looks for what the others wrote. With :ro nothing is written there. Several times for "
+    "several.",
 )
 @click.option(
     "--timeout",

@@ -101,6 +101,7 @@ def job_of(ctx: click.Context, given: Mapping[str, Any], *, deepspeed: bool) -> 
         expect_load_s=given["expect_load_seconds"],
         dcgm_level=given["with_dcgm"],
         hold_idle_s=_hold_idle(ctx, given),
+        paths=tuple(dict(given["paths"]).items()),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -128,3 +129,17 @@ class HostName(_Word):
         if not text or any(char.isspace() or not char.isprintable() for char in text):
             raise ValueError(f"{text!r} is not a host name or address")
         return text
+
+
+class StoragePath(_Word):
+    """A path that the job needs: `DIR`, or `DIR:ro` for one that it only reads."""
+
+    name = "dir[:ro]"
+
+    def _read(self, value: Any) -> tuple[str, bool]:
+        if not isinstance(value, str):
+            return value[0], bool(value[1])  # already read
+        path = value.removesuffix(":ro")
+        if not path or not path.isprintable():
+            raise ValueError(f"{value!r} is not a path")
+        return os.path.abspath(os.path.expanduser(path)), path == value

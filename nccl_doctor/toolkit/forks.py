@@ -195,6 +195,13 @@ def outliving_parent() -> Iterator[None]:
         die_with(parent)
 
 
+def outlive() -> None:
+    """Let this process live on when its parent is gone: it sees the end of a pipe, and has to
+    remove files first.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
 def end(pid: int, *, patient: bool, by: float | None = None) -> int | None:
     """Reap a child, killing it and its process group; None for one that cannot be killed.
 

@@ -76,11 +76,12 @@ class Socket(NamedTuple):
 
 
 class Mount(NamedTuple):
-    """A mounted file system; `options` are separated by commas."""
+    """A mounted file system; `options` are separated by commas, `source` is a device or server."""
 
     folder: str
     kind: str
     options: str
+    source: str = ""
 
 
 def text_of(path: Path) -> str:
@@ -348,7 +349,7 @@ def mounts(root: Path = ROOT) -> list[Mount]:
     """
     with _psutil(root) as psutil:
         found = psutil.disk_partitions(all=True)
-    return [Mount(each.mountpoint, each.fstype, each.opts) for each in found]
+    return [Mount(each.mountpoint, each.fstype, each.opts, each.device) for each in found]
 
 
 def load_average() -> float | None:

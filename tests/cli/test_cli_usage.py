@@ -228,6 +228,7 @@ RUN_FLAGS = {
     "--level",
     "--with-dcgm",
     "--hold-idle",
+    "--path",
     "--select",
     "--ignore",
     "--timeout",

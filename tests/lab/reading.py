@@ -28,10 +28,11 @@ ELSEWHERE = (
     "nccl_diagnostics", "network_speed",
     "amd_gpus", "dcgm", "dcgm_diag", "held_connections", "throttling", "bonds", "loss",
     "cloud_profile",
+    "paths",
 )  # fmt: skip
 """Checks of what the lab has not, or not always: torchrun's c10d rendezvous, Slurm, connection
-tracking, losses, a silence that somebody asks for, mostly NCCL, a job with a side group, a kernel
-that counts errors of its hardware, and limits of CPU time.
+tracking, losses, what somebody asks for by an option, mostly NCCL, a job with a side group, a
+kernel that counts errors of its hardware, and limits of CPU time.
 """
 SETTLE_S = 5.0
 """What the doctor allows a participant, beyond a deadline, to examine a stuck child."""

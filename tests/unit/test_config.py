@@ -34,6 +34,7 @@ def test_every_option_and_section(tmp_path):
         level = "quick"
         with-dcgm = 2
         hold-idle = 300
+        paths = ["/ckpt", "/data:ro"]
         mesh = "dp=2,tp=4"
         groups = "many"
         deepspeed-config = "ds.json"

@@ -427,6 +427,7 @@ ALLOWED = {
     ("nccl_doctor/observe/child.py", "rename"),
     ("nccl_doctor/toolkit/forks.py", "rename"),
     ("nccl_doctor/toolkit/leaving.py", "unlink"),
+    ("nccl_doctor/toolkit/storage/steps.py", "unlink"),
     ("checks/temp_dir.py", "TemporaryFile"),
     ("checks/temp_dir.py", "TemporaryDirectory"),
 }

@@ -282,8 +282,8 @@ def test_mounts_are_those_of_the_kernel_whatever_etc_mtab_says(tmp_path: Path) -
     text = "overlay / overlay rw 0 0\nfs1:/home /my\\040home nfs4 rw,vers=4.2 0 0\n"
     fabrics.write(tmp_path, "proc/self/mounts", text)
     assert host.mounts(tmp_path) == [
-        ("/", "overlay", "rw"),
-        ("/my home", "nfs4", "rw,vers=4.2"),
+        ("/", "overlay", "rw", "overlay"),
+        ("/my home", "nfs4", "rw,vers=4.2", "fs1:/home"),
     ]
     lines = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
     assert len(host.mounts()) == len(lines)

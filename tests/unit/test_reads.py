@@ -26,6 +26,7 @@ ALSO_WORDS = {
     "links",
     "master_addr",
     "memory",
+    "paths",
     "port",
     "ranks",
     "rdma",

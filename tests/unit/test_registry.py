@@ -466,6 +466,8 @@ CODES = """
     idle-connection-lost
     nic-errors-rising packets-dropped path-mtu-low
     bandwidth-below-floor rail-slow
+    path-missing path-not-readable path-not-writable path-read-only path-full path-stale path-hangs
+    path-io-error path-slow path-not-shared path-not-visible
     """
 """Codes that users' configuration and tickets hold: they may be added to, never renamed or reused.
 A new code is added here on purpose."""
