@@ -41,6 +41,7 @@ OPTIONS: Mapping[str, _Types] = {
     "with-dcgm": (int,),
     "hold-idle": _NUMBER,
     "paths": (list,),
+    "endpoints": (list,),
     "select": (str, list),
     "ignore": (str, list),
     "timeout": _NUMBER,

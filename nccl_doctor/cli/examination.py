@@ -14,7 +14,16 @@ from nccl_doctor.cli.baseline import baseline_option, past_of
 from nccl_doctor.cli.handover import COMMAND, BeforeCommand
 from nccl_doctor.cli.help import RUN_EXITS, Manual
 from nccl_doctor.cli.key import key_of, key_option
-from nccl_doctor.cli.params import HostName, LocalRanks, Mesh, Names, Number, Seconds, StoragePath
+from nccl_doctor.cli.params import (
+    Endpoint,
+    HostName,
+    LocalRanks,
+    Mesh,
+    Names,
+    Number,
+    Seconds,
+    StoragePath,
+)
 from nccl_doctor.cli.redaction import redact_options
 from nccl_doctor.cli.saving import give, output_options, profile_option
 from nccl_doctor.cli.settings import options_of, read_config, relayed_options
@@ -120,6 +129,10 @@ def _run_options(function: F) -> F:
             "nccl-doctor run --path /ckpt --path /data:ro",
         ),
         (
+            "With ports of services: free on their host, and reachable from the others",
+            "nccl-doctor run --endpoint head:6379 --endpoint 0:8265",
+        ),
+        (
             "Quickly: without collectives and without the check of the clocks",
             "nccl-doctor run --level quick --ignore clock",
         ),
@@ -202,6 +215,16 @@ def _run_options(function: F) -> F:
     help="Storage that the job needs (checkpoints, data, caches): every host uses it for a moment, "
     "and looks for what the others wrote. With :ro nothing is written there. Several times for "
     "several.",
+)
+@click.option(
+    "--endpoint",
+    "endpoints",
+    multiple=True,
+    metavar="HOST:PORT",
+    type=Endpoint(),
+    help="Port of a service of the job (Ray, vLLM, metrics): is it free on HOST, a host of the job "
+    "by name, address or node rank, and can the others reach it. To another HOST, every host tries "
+    "to connect. Several times for several.",
 )
 @click.option(
     "--timeout",

@@ -102,6 +102,7 @@ def job_of(ctx: click.Context, given: Mapping[str, Any], *, deepspeed: bool) -> 
         dcgm_level=given["with_dcgm"],
         hold_idle_s=_hold_idle(ctx, given),
         paths=tuple(dict(given["paths"]).items()),
+        endpoints=tuple(dict.fromkeys(given["endpoints"])),
     )
 
 

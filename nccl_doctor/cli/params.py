@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nccl_doctor.model.limits import MAX_LOCAL_RANKS, MAX_SECONDS
+from nccl_doctor.toolkit.net.endpoints import endpoint_words, read_endpoint
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[Any]  # generic for the type checker; a plain class before 8.2
@@ -143,3 +144,12 @@ class StoragePath(_Word):
         if not path or not path.isprintable():
             raise ValueError(f"{value!r} is not a path")
         return os.path.abspath(os.path.expanduser(path)), path == value
+
+
+class Endpoint(_Word):
+    """Port of a service: `HOST:PORT`."""
+
+    name = "host:port"
+
+    def _read(self, value: Any) -> str:
+        return endpoint_words(*read_endpoint(str(value)))

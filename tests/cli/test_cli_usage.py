@@ -229,6 +229,7 @@ RUN_FLAGS = {
     "--with-dcgm",
     "--hold-idle",
     "--path",
+    "--endpoint",
     "--select",
     "--ignore",
     "--timeout",

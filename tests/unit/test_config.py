@@ -35,6 +35,7 @@ def test_every_option_and_section(tmp_path):
         with-dcgm = 2
         hold-idle = 300
         paths = ["/ckpt", "/data:ro"]
+        endpoints = ["head:8265"]
         mesh = "dp=2,tp=4"
         groups = "many"
         deepspeed-config = "ds.json"

@@ -18,6 +18,7 @@ _READERS = ("facts", "evidence")
 
 ALSO_WORDS = {
     "deepspeed_config",
+    "endpoints",
     "environment",
     "firewall",
     "groups",

@@ -32,10 +32,13 @@ _CLASSES = {
 
 
 class Origin(NamedTuple):
-    """An own address, and the interface to use; if empty, the routing table chooses."""
+    """An own address, the interface to use, and the port; if empty, the routing table chooses the
+    interface, and the kernel the port.
+    """
 
     address: str
     interface: str = ""
+    port: int = 0
 
 
 @dataclass(frozen=True)
@@ -164,4 +167,4 @@ def hold_to(sock: socket.socket, origin: Origin) -> None:
     if origin.interface:
         with contextlib.suppress(PermissionError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, origin.interface.encode())
-    sock.bind((origin.address, 0))
+    sock.bind((origin.address, origin.port))

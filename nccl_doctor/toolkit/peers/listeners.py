@@ -39,7 +39,7 @@ class Listeners:
     def __init__(self, addresses: Sequence[str | Origin]) -> None:
         """Listen on a new ephemeral port of each address; `failed` holds what cannot be bound.
 
-        For an `Origin`, listen on its own interface only.
+        For an `Origin`, listen on its own interface only, and on its port if it has one.
         """
         self.doors: list[Door] = []
         self.failed: dict[str, str] = {}
@@ -125,6 +125,8 @@ class Listeners:
 def _listen(at: Origin) -> socket.socket:
     sock = socket.socket(socket.AF_INET6 if ":" in at.address else socket.AF_INET)
     try:
+        if at.port:  # as services do: what is left of an earlier connection is no hindrance
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         hold_to(sock, at)
         sock.listen(1024)
     except OSError:

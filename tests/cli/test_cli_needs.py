@@ -1,4 +1,4 @@
-"""`--path`, as a user types it."""
+"""What the job needs besides its hosts, as a user types it: `--path`, `--endpoint`."""
 
 from __future__ import annotations
 
@@ -33,3 +33,8 @@ def test_paths_of_the_command_line_and_of_the_file(tmp_path: Path) -> None:
     told = json.loads(report.read_text())
     assert told["run"]["options"]["job"]["paths"] == [[f"{tmp_path}/there", True]]
     assert not list((tmp_path / "there").iterdir())
+
+
+def test_what_is_no_endpoint_is_a_usage_error() -> None:
+    line = error_of(program("run", "--endpoint=head:http"))
+    assert "'--endpoint': 'head:http': the port is not a whole number from 1 to 65535" in line
