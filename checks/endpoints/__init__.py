@@ -70,7 +70,7 @@ from nccl_doctor.toolkit.peers.listeners import Listeners
 
 from .rules import BLOCKED, EPHEMERAL, IN_USE, PRIVILEGED, UNREACHABLE, Endpoints
 
-REACH, RULES = "reach", "rules"
+CALLS, RULES = "calls", "rules"
 _LISTEN_S, _CALLS_S, _DONE_S = 10.0, 8.0, 12.0
 _LOOK_UP_S = 2.0
 _DIAL_S = 3.0
@@ -105,8 +105,8 @@ class EndpointsCheck(Check):
             for text in cluster.job.endpoints
         ]
         deadline_s = _LISTEN_S + _CALLS_S + _DONE_S + 5
-        rounds = [Round(REACH, (seats,), deadline_s, {"endpoints": given}, may_shrink=True)]
-        looks = Endpoints(cluster, self.name, REACH).looks()
+        rounds = [Round(CALLS, (seats,), deadline_s, {"endpoints": given}, may_shrink=True)]
+        looks = Endpoints(cluster, self.name, CALLS).looks()
         if looks:
             ends = sorted({look["seat"] for look in looks})
             groups = tuple((seat,) for seat in ends)
@@ -117,11 +117,11 @@ class EndpointsCheck(Check):
         """`endpoints`: for each what is known of its port where it is this host's, else how the
         call ended; in round `rules`, `rules`: those for each call that failed.
         """
-        return _observe_rules(ctx) if ctx.round == RULES else _observe_reach(ctx)
+        return _observe_rules(ctx) if ctx.round == RULES else _observe_calls(ctx)
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings on the ports, then on the calls."""
-        found = Endpoints(cluster, self.name, REACH, RULES)
+        found = Endpoints(cluster, self.name, CALLS, RULES)
         yield from found.ports()
         yield from found.calls()
 
@@ -145,7 +145,7 @@ def _is_meant(host: Host, text: str) -> bool:
 # Observing ----------------------------------------------------------------------------------------
 
 
-def _observe_reach(ctx: Context) -> dict[str, Any]:
+def _observe_calls(ctx: Context) -> dict[str, Any]:
     ctx.breadcrumb("looking up the hosts of the endpoints")
     nics = {nic.name: nic.addresses for nic in interfaces() if nic.up and not nic.loopback}
     own = [each for addresses in nics.values() for each in addresses if not is_link_local(each)]

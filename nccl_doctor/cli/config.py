@@ -42,6 +42,7 @@ OPTIONS: Mapping[str, _Types] = {
     "hold-idle": _NUMBER,
     "paths": (list,),
     "endpoints": (list,),
+    "reach": (list,),
     "select": (str, list),
     "ignore": (str, list),
     "timeout": _NUMBER,

@@ -14,16 +14,8 @@ from nccl_doctor.cli.baseline import baseline_option, past_of
 from nccl_doctor.cli.handover import COMMAND, BeforeCommand
 from nccl_doctor.cli.help import RUN_EXITS, Manual
 from nccl_doctor.cli.key import key_of, key_option
-from nccl_doctor.cli.params import (
-    Endpoint,
-    HostName,
-    LocalRanks,
-    Mesh,
-    Names,
-    Number,
-    Seconds,
-    StoragePath,
-)
+from nccl_doctor.cli.needs import needs_options
+from nccl_doctor.cli.params import HostName, LocalRanks, Mesh, Names, Number, Seconds
 from nccl_doctor.cli.redaction import redact_options
 from nccl_doctor.cli.saving import give, output_options, profile_option
 from nccl_doctor.cli.settings import options_of, read_config, relayed_options
@@ -133,6 +125,10 @@ def _run_options(function: F) -> F:
             "nccl-doctor run --endpoint head:6379 --endpoint 0:8265",
         ),
         (
+            "With services outside of the job: name, proxy, certificate and answer on every host",
+            "nccl-doctor run --reach https://huggingface.co --reach tcp://registry:5000",
+        ),
+        (
             "Quickly: without collectives and without the check of the clocks",
             "nccl-doctor run --level quick --ignore clock",
         ),
@@ -206,26 +202,7 @@ def _run_options(function: F) -> F:
     help="Hold connections between the hosts on which nobody sends anything, and see whether they "
     "still work: the longest pause of the job. --timeout has to be 90 s longer.",
 )
-@click.option(
-    "--path",
-    "paths",
-    multiple=True,
-    metavar="DIR[:ro]",
-    type=StoragePath(),
-    help="Storage that the job needs (checkpoints, data, caches): every host uses it for a moment, "
-    "and looks for what the others wrote. With :ro nothing is written there. Several times for "
-    "several.",
-)
-@click.option(
-    "--endpoint",
-    "endpoints",
-    multiple=True,
-    metavar="HOST:PORT",
-    type=Endpoint(),
-    help="Port of a service of the job (Ray, vLLM, metrics): is it free on HOST, a host of the job "
-    "by name, address or node rank, and can the others reach it. To another HOST, every host tries "
-    "to connect. Several times for several.",
-)
+@needs_options
 @click.option(
     "--timeout",
     type=Seconds(),

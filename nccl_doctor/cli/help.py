@@ -30,7 +30,7 @@ _GROUPS = (
         "nnodes node_rank nproc_per_node master_addr master_port hostfile key",
     ),
     ("The job", "backend mesh groups deepspeed_config expect_load_seconds"),
-    ("Checks", "level with_dcgm hold_idle paths endpoints select ignore config"),
+    ("Checks", "level with_dcgm hold_idle paths endpoints reach select ignore config"),
     ("Time limits", "timeout join_timeout collective_timeout"),
     (
         "Reports (PATH - writes to stdout, in place of the text)",

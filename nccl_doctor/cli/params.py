@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from nccl_doctor.model.limits import MAX_LOCAL_RANKS, MAX_SECONDS
-from nccl_doctor.toolkit.net.endpoints import endpoint_words, read_endpoint
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[Any]  # generic for the type checker; a plain class before 8.2
@@ -17,8 +15,11 @@ else:
     _ParamType = click.ParamType
 
 
-class _Word(_ParamType):
+class Word(_ParamType):
+    """Type of a parameter that is one word."""
+
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Value of a word, or a usage error."""
         try:
             return self._read(value)
         except ValueError as error:
@@ -29,7 +30,7 @@ class _Word(_ParamType):
         raise NotImplementedError
 
 
-class Seconds(_Word):
+class Seconds(Word):
     """Time in seconds: above zero, and no more than the system's timers take."""
 
     name = "seconds"
@@ -46,7 +47,7 @@ class Seconds(_Word):
         return seconds
 
 
-class Number(_Word):
+class Number(Word):
     """Type of an option: a whole number from `low` to `high`; `most` is what is examined."""
 
     name = "number"
@@ -69,7 +70,7 @@ class Number(_Word):
         return number
 
 
-class LocalRanks(_Word):
+class LocalRanks(Word):
     """Number of ranks to start: a number from 1, or a word of torchrun."""
 
     name = "auto|gpu|cpu|number"
@@ -86,7 +87,7 @@ class LocalRanks(_Word):
         return str(number)
 
 
-class Names(_Word):
+class Names(Word):
     """Comma-separated names; a list in the configuration file."""
 
     name = "names"
@@ -99,7 +100,7 @@ class Names(_Word):
         return names
 
 
-class Mesh(_Word):
+class Mesh(Word):
     """Dimensions of a device mesh, outermost first: `dp=2,tp=4`."""
 
     name = "name=size,…"
@@ -120,7 +121,7 @@ class Mesh(_Word):
         return tuple(found.items())
 
 
-class HostName(_Word):
+class HostName(Word):
     """Host name or address, by its form only: a check tests whether it resolves."""
 
     name = "host"
@@ -130,26 +131,3 @@ class HostName(_Word):
         if not text or any(char.isspace() or not char.isprintable() for char in text):
             raise ValueError(f"{text!r} is not a host name or address")
         return text
-
-
-class StoragePath(_Word):
-    """A path that the job needs: `DIR`, or `DIR:ro` for one that it only reads."""
-
-    name = "dir[:ro]"
-
-    def _read(self, value: Any) -> tuple[str, bool]:
-        if not isinstance(value, str):
-            return value[0], bool(value[1])  # already read
-        path = value.removesuffix(":ro")
-        if not path or not path.isprintable():
-            raise ValueError(f"{value!r} is not a path")
-        return os.path.abspath(os.path.expanduser(path)), path == value
-
-
-class Endpoint(_Word):
-    """Port of a service: `HOST:PORT`."""
-
-    name = "host:port"
-
-    def _read(self, value: Any) -> str:
-        return endpoint_words(*read_endpoint(str(value)))

@@ -35,7 +35,8 @@ class Job:
     long rank 0 works alone before the first barrier, in seconds. `dcgm_level` is the level of the
     diagnosis by DCGM that the GPUs are to pass before it. `hold_idle_s` is how long connections
     between the hosts are to survive a silence, in seconds. `paths` are storage that it needs, each
-    with whether it writes there; `endpoints` are `HOST:PORT` of its services. `launcher` and
+    with whether it writes there; `endpoints` are `HOST:PORT` of its services; `reach` are
+    URLs of services outside of it, without path, user and password. `launcher` and
     `rendezvous` are those of its command, where that is known, or else what torchrun's variables
     say to the pods of an elastic job; `elastic` are the fewest and the most hosts that it starts
     with, where they differ.
@@ -52,6 +53,7 @@ class Job:
     hold_idle_s: float | None = None
     paths: tuple[tuple[str, bool], ...] = ()
     endpoints: tuple[str, ...] = ()
+    reach: tuple[str, ...] = ()
     launcher: str = ""
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
     elastic: tuple[int, int] | None = None
@@ -72,7 +74,8 @@ class Job:
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         known["mesh"] = tuple((str(name), int(size)) for name, size in known.get("mesh", ()))
         known["paths"] = tuple((str(path), bool(writes)) for path, writes in known.get("paths", ()))
-        known["endpoints"] = tuple(str(each) for each in known.get("endpoints", ()))
+        for name in ("endpoints", "reach"):
+            known[name] = tuple(str(each) for each in known.get(name, ()))
         told = known.get("rendezvous") or {}
         fields = {name: str(told[name]) for name in Rendezvous.__dataclass_fields__ if name in told}
         known["rendezvous"] = Rendezvous(**fields)

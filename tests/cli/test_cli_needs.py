@@ -1,4 +1,4 @@
-"""What the job needs besides its hosts, as a user types it: `--path`, `--endpoint`."""
+"""What the job needs besides its hosts, as a user types it: `--path`, `--endpoint`, `--reach`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.cli.program import error_of, program
 
-ALONE = ("run", "--select", "paths", "--nproc-per-node", "1", "--quiet")
+ALONE = ("run", "--nproc-per-node", "1", "--quiet")
 
 
 def test_what_is_no_path_is_a_usage_error(tmp_path: Path) -> None:
@@ -23,12 +23,12 @@ def test_paths_of_the_command_line_and_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "nccl-doctor.toml").write_text('paths = ["there:ro", "none"]\n')
     report = tmp_path / "report.json"
-    done = program(*ALONE, "--json", str(report), cwd=tmp_path)
+    done = program(*ALONE, "--select=paths", "--json", str(report), cwd=tmp_path)
     assert done.returncode == 1, done
     told = json.loads(report.read_text())
     (found,) = told["findings"]
     assert (found["code"], found["message"].split(":")[0]) == ("path-missing", f"{tmp_path}/none")
-    done = program(*ALONE, "--path", "there", "--json", str(report), cwd=tmp_path)
+    done = program(*ALONE, "--select=paths", "--path", "there", "--json", str(report), cwd=tmp_path)
     assert done.returncode == 0, done
     told = json.loads(report.read_text())
     assert told["run"]["options"]["job"]["paths"] == [[f"{tmp_path}/there", True]]
@@ -38,3 +38,18 @@ def test_paths_of_the_command_line_and_of_the_file(tmp_path: Path) -> None:
 def test_what_is_no_endpoint_is_a_usage_error() -> None:
     line = error_of(program("run", "--endpoint=head:http"))
     assert "'--endpoint': 'head:http': the port is not a whole number from 1 to 65535" in line
+
+
+def test_what_is_no_url_is_a_usage_error_that_tells_no_secret(tmp_path: Path) -> None:
+    for value in ("hub", "ftp://hub", "tcp://hub", "https://", "https://hub:port", "http://hub:0"):
+        line = error_of(program("run", f"--reach={value}"))
+        assert f"'--reach': {value!r} is not http://HOST" in line
+    line = error_of(program("run", "--reach=ftp://me:hidden@hub"))
+    assert "hidden" not in line
+    report = tmp_path / "report.json"
+    url = "http://me:hidden@127.0.0.1:1/path?token=hidden"
+    done = program(*ALONE, "--select=reach", "--reach", url, "--json", str(report), cwd=tmp_path)
+    text = report.read_text()
+    assert done.returncode == 1, done
+    assert "hidden" not in text + done.stdout + done.stderr
+    assert json.loads(text)["run"]["options"]["job"]["reach"] == ["http://127.0.0.1:1"]

@@ -230,6 +230,7 @@ RUN_FLAGS = {
     "--hold-idle",
     "--path",
     "--endpoint",
+    "--reach",
     "--select",
     "--ignore",
     "--timeout",

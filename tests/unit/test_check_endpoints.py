@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Context, Finding, Job, Launch, Severity, Skip
-from nccl_doctor.checks.endpoints import REACH, RULES, EndpointsCheck
+from nccl_doctor.checks.endpoints import CALLS, RULES, EndpointsCheck
 from nccl_doctor.toolkit.net.endpoints import endpoint_words, read_endpoint
 from tests.support.clusters import make_cluster, outcome, reread
 from tests.support.findings import judge, only
@@ -66,7 +66,7 @@ class World:
         hosts = []
         for host in made.hosts:
             name = host.name or ""
-            rounds = {REACH: outcome({"endpoints": [self.facts[name]]})}
+            rounds = {CALLS: outcome({"endpoints": [self.facts[name]]})}
             if name in self.rules:
                 rounds[RULES] = outcome({"rules": {TEXT: self.rules[name]}})
             hosts.append(replace(host, facts=reread({CHECK.name: rounds})))
@@ -212,7 +212,7 @@ def test_whose_endpoint_it_is(text: str, seat: int | None) -> None:
 
 
 def test_rules_are_read_at_both_ends_of_what_failed() -> None:
-    assert [each.name for each in CHECK.plan(World(3).cluster())] == [REACH]
+    assert [each.name for each in CHECK.plan(World(3).cluster())] == [CALLS]
     _, second = CHECK.plan(World(9).fail("nd2", "nd3", "nd4").cluster())
     assert second.groups == ((0,), (4,), (6,))
     assert [(look["seat"], look["in"]) for look in second.params["looks"]] == [

@@ -36,6 +36,7 @@ def test_every_option_and_section(tmp_path):
         hold-idle = 300
         paths = ["/ckpt", "/data:ro"]
         endpoints = ["head:8265"]
+        reach = ["https://hub"]
         mesh = "dp=2,tp=4"
         groups = "many"
         deepspeed-config = "ds.json"

@@ -31,6 +31,7 @@ ALSO_WORDS = {
     "port",
     "ranks",
     "rdma",
+    "reach",
     "software",
     "timeouts",
 }

@@ -469,6 +469,7 @@ CODES = """
     path-missing path-not-readable path-not-writable path-read-only path-full path-stale path-hangs
     path-io-error path-slow path-not-shared path-not-visible
     endpoint-in-use endpoint-privileged endpoint-ephemeral endpoint-blocked endpoint-unreachable
+    url-unreachable url-tls url-proxy
     """
 """Codes that users' configuration and tickets hold: they may be added to, never renamed or reused.
 A new code is added here on purpose."""
