@@ -43,6 +43,7 @@ OPTIONS: Mapping[str, _Types] = {
     "paths": (list,),
     "endpoints": (list,),
     "reach": (list,),
+    "init-method": (str,),
     "select": (str, list),
     "ignore": (str, list),
     "timeout": _NUMBER,

@@ -14,7 +14,7 @@ from nccl_doctor.cli.baseline import baseline_option, past_of
 from nccl_doctor.cli.handover import COMMAND, BeforeCommand
 from nccl_doctor.cli.help import RUN_EXITS, Manual
 from nccl_doctor.cli.key import key_of, key_option
-from nccl_doctor.cli.needs import needs_options
+from nccl_doctor.cli.needs import meet_at, needs_options
 from nccl_doctor.cli.params import HostName, LocalRanks, Mesh, Names, Number, Seconds
 from nccl_doctor.cli.redaction import redact_options
 from nccl_doctor.cli.saving import give, output_options, profile_option
@@ -127,6 +127,10 @@ def _run_options(function: F) -> F:
         (
             "With services outside of the job: name, proxy, certificate and answer on every host",
             "nccl-doctor run --reach https://huggingface.co --reach tcp://registry:5000",
+        ),
+        (
+            "Of a job that meets in a file: not left over, shared by all hosts, with locks",
+            "nccl-doctor run --init-method file:///shared/init-42",
         ),
         (
             "Quickly: without collectives and without the check of the clocks",
@@ -261,6 +265,7 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     guardian.set_deadline(started + limit_s)
     command = ctx.meta[COMMAND]
     key = key_of(ctx, given)
+    meet_at(ctx, given, os.environ)
     flags, launch, fleet, deepspeed, line = topology_of(ctx, given, command)
     options = relayed
     past = None

@@ -29,7 +29,7 @@ _GROUPS = (
         "Hosts and ranks",
         "nnodes node_rank nproc_per_node master_addr master_port hostfile key",
     ),
-    ("The job", "backend mesh groups deepspeed_config expect_load_seconds"),
+    ("The job", "backend mesh groups init_method deepspeed_config expect_load_seconds"),
     ("Checks", "level with_dcgm hold_idle paths endpoints reach select ignore config"),
     ("Time limits", "timeout join_timeout collective_timeout"),
     (

@@ -9,9 +9,12 @@ from urllib.parse import urlsplit
 
 import click
 
+from nccl_doctor.cli.handover import COMMAND
 from nccl_doctor.cli.params import Word
 from nccl_doctor.toolkit.masking import masked
 from nccl_doctor.toolkit.net.endpoints import endpoint_words, read_endpoint
+
+_ENV, _TCP, _FILE = "env://", "tcp://", "file://"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -61,6 +64,32 @@ def _in_brackets(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+class InitMethod(Word):
+    """The init_method of a job, without what stands behind a question mark: `env://`,
+    `tcp://HOST:PORT` or `file:///PATH`.
+    """
+
+    name = "url"
+
+    def _read(self, value: Any) -> str:
+        scheme, slashes, rest = str(value).partition("?")[0].partition("://")
+        if slashes and scheme == "env" and not rest:
+            return _ENV
+        if slashes and scheme == "tcp":
+            return _TCP + endpoint_words(*read_endpoint(rest.rstrip("/")))
+        if slashes and scheme == "file":
+            if not rest.startswith("/"):
+                raise ValueError(
+                    f"{value!r}: torch takes the part up to the next / for a host and leaves it "
+                    f"out; write file:///{rest} with the whole path"
+                )
+            path = os.path.normpath(rest)
+            if rest.endswith("/") or path == "/" or not path.isprintable():
+                raise ValueError(f"{value!r} names no file")
+            return _FILE + path
+        raise ValueError(f"{value!r} is not file:///PATH, tcp://HOST:PORT or env://")
+
+
 def needs_options(function: F) -> F:
     """The options."""
     for option in reversed(
@@ -94,16 +123,53 @@ def needs_options(function: F) -> F:
                 "tracking server): http, https or tcp://HOST:PORT. Path, user and password are not "
                 "used. Several times for several.",
             ),
+            click.option(
+                "--init-method",
+                metavar="URL",
+                type=InitMethod(),
+                help="How the job calls init_process_group: file:///PATH is examined on every "
+                "host; tcp://HOST:PORT stands for --master-addr and --master-port; env:// is the "
+                "default.",
+            ),
         )
     ):
         function = option(function)
     return function
 
 
+def meet_at(ctx: click.Context, given: dict[str, Any], environ: Mapping[str, str]) -> None:
+    """Let `--init-method tcp://HOST:PORT` stand for the options that say where to meet, unless
+    somebody else has said that; then it is one more endpoint.
+
+    Raises:
+        click.UsageError: --master-addr or --master-port says something else.
+    """
+    text = given["init_method"] or ""
+    if not text.startswith(_TCP):
+        return
+    endpoint = text.removeprefix(_TCP)
+    there = dict(zip(("master_addr", "master_port"), read_endpoint(endpoint), strict=True))
+    for name, value in there.items():
+        if given[name] not in (None, value):
+            option = f"--{name.replace('_', '-')} {given[name]}"
+            raise click.UsageError(
+                f"--init-method {text} and {option} contradict each other: leave one of them out",
+                ctx,
+            )
+    told = [environ.get(name.upper()) for name in there]
+    if not (any(told) or given["hostfile"] or ctx.meta.get(COMMAND)):
+        given.update(there)
+    elif told[1] != str(there["master_port"]):  # of the same port, it is a name of the same place
+        given["endpoints"] = (*given["endpoints"], endpoint)
+
+
 def needs_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a `Job` from these options."""
+    init_method = given["init_method"] or ""
+    in_a_file = init_method.startswith(_FILE)
     return {
         "paths": tuple(dict(given["paths"]).items()),
         "endpoints": tuple(dict.fromkeys(given["endpoints"])),
         "reach": tuple(dict.fromkeys(given["reach"])),
+        "init_file": init_method.removeprefix(_FILE) if in_a_file else "",
     }

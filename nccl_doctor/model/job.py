@@ -35,11 +35,11 @@ class Job:
     long rank 0 works alone before the first barrier, in seconds. `dcgm_level` is the level of the
     diagnosis by DCGM that the GPUs are to pass before it. `hold_idle_s` is how long connections
     between the hosts are to survive a silence, in seconds. `paths` are storage that it needs, each
-    with whether it writes there; `endpoints` are `HOST:PORT` of its services; `reach` are
-    URLs of services outside of it, without path, user and password. `launcher` and
-    `rendezvous` are those of its command, where that is known, or else what torchrun's variables
-    say to the pods of an elastic job; `elastic` are the fewest and the most hosts that it starts
-    with, where they differ.
+    with whether it writes there; `endpoints` are `HOST:PORT` of its services; `reach` are URLs of
+    services outside of it, without path, user and password. `init_file` is the file in which its
+    ranks meet, where they meet in one. `launcher` and `rendezvous` are those of its command, where
+    that is known, or else what torchrun's variables say to the pods of an elastic job; `elastic`
+    are the fewest and the most hosts that it starts with, where they differ.
     `max_restarts` is how often torchrun's agents start failed ranks again, if the command says it.
     """
 
@@ -54,6 +54,7 @@ class Job:
     paths: tuple[tuple[str, bool], ...] = ()
     endpoints: tuple[str, ...] = ()
     reach: tuple[str, ...] = ()
+    init_file: str = ""
     launcher: str = ""
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
     elastic: tuple[int, int] | None = None

@@ -1,11 +1,14 @@
-"""What the job needs besides its hosts, as a user types it: `--path`, `--endpoint`, `--reach`."""
+"""What the job needs besides its hosts, as a user types it: `--path`, `--endpoint` and others."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.program import error_of, program
+from tests.ranks.ranks import free_port
 
 ALONE = ("run", "--nproc-per-node", "1", "--quiet")
 
@@ -53,3 +56,35 @@ def test_what_is_no_url_is_a_usage_error_that_tells_no_secret(tmp_path: Path) ->
     assert done.returncode == 1, done
     assert "hidden" not in text + done.stdout + done.stderr
     assert json.loads(text)["run"]["options"]["job"]["reach"] == ["http://127.0.0.1:1"]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("/shared/init", "is not file:///PATH, tcp://HOST:PORT or env://"),
+        ("file://shared/init", "write file:///shared/init with the whole path"),
+        ("file:///shared/", "names no file"),
+        ("tcp://head", "'head' is not HOST:PORT"),
+    ],
+)
+def test_what_is_no_init_method_is_a_usage_error(value: str, words: str) -> None:
+    assert words in error_of(program("run", f"--init-method={value}"))
+
+
+def test_where_to_meet_is_said_once() -> None:
+    line = error_of(program("run", "--init-method=tcp://a:1", "--master-addr=b"))
+    assert "--init-method tcp://a:1 and --master-addr b contradict each other" in line
+
+
+def test_an_init_method_with_an_address_stands_for_the_options(tmp_path: Path) -> None:
+    port, other, report = free_port(), free_port(), tmp_path / "report.json"
+    tcp = f"--init-method=tcp://127.0.0.1:{port}"
+    line = (*ALONE, "--select=endpoints,init_method", "--json", str(report))
+    done = program(*line, tcp, cwd=tmp_path)
+    told = json.loads(report.read_text())
+    assert done.returncode == 3, done  # nothing was asked of these checks
+    assert told["ranks"][0]["launch"]["master_port"] == port
+    assert told["run"]["options"]["job"]["endpoints"] == []
+    done = program(*line, tcp, cwd=tmp_path, env={"MASTER_PORT": str(other)})
+    told = json.loads(report.read_text())
+    assert told["run"]["options"]["job"]["endpoints"] == [f"127.0.0.1:{port}"]

@@ -231,6 +231,7 @@ RUN_FLAGS = {
     "--path",
     "--endpoint",
     "--reach",
+    "--init-method",
     "--select",
     "--ignore",
     "--timeout",

@@ -28,7 +28,7 @@ ELSEWHERE = (
     "nccl_diagnostics", "network_speed",
     "amd_gpus", "dcgm", "dcgm_diag", "held_connections", "throttling", "bonds", "loss",
     "cloud_profile",
-    "paths", "endpoints", "reach",
+    "paths", "endpoints", "reach", "init_method",
 )  # fmt: skip
 """Checks of what the lab has not, or not always: torchrun's c10d rendezvous, Slurm, connection
 tracking, losses, what somebody asks for by an option, mostly NCCL, a job with a side group, a

@@ -37,6 +37,7 @@ def test_every_option_and_section(tmp_path):
         paths = ["/ckpt", "/data:ro"]
         endpoints = ["head:8265"]
         reach = ["https://hub"]
+        init_method = "file:///shared/init"
         mesh = "dp=2,tp=4"
         groups = "many"
         deepspeed-config = "ds.json"

@@ -22,6 +22,7 @@ ALSO_WORDS = {
     "environment",
     "firewall",
     "groups",
+    "init_method",
     "interfaces",
     "limits",
     "links",

@@ -78,13 +78,15 @@ def test_the_file_of_another_host_is_seen_and_both_are_removed(tmp_path: Path) -
     before = examining.SEEN_S
     examining.SEEN_S = 0.2
     try:
-        found = examine(context(peers=board, group=(0, 7)), places, locks=True)
+        found = examine(context(peers=board, group=(0, 7)), places, store="store")
     finally:
         examining.SEEN_S = before
     assert list(found[0]["sees"]) == ["7"]
     assert found[0]["sees"]["7"] is not None
     assert found[1]["sees"] == {"7": None}
     assert found[2]["form"] == "file"
+    assert (found[0]["file"], found[0]["lock_error"]) == (None, "")
+    assert found[0]["feels"] == {"7": False}  # nobody has locked that one
     assert board.posted["written"]["0"][0] != board.posted["written"]["1"][0]
     assert "token" not in found[0]
     other.put_away()

@@ -54,12 +54,16 @@ def rounds_of(cluster: Cluster, params: Mapping[str, Any]) -> list[Round]:
     return rounds
 
 
-def examine(ctx: Context, places: Sequence[Place], *, locks: bool = False) -> list[dict[str, Any]]:
-    """Look at paths, write a file in each and lock it if asked to, and look for those of others.
+def examine(ctx: Context, places: Sequence[Place], *, store: str = "") -> list[dict[str, Any]]:
+    """Look at paths, write a file in each, and look for those of the others.
+
+    With `store`, the name of a file for torch's FileStore in these folders, also look at that file,
+    and try whether locks work.
 
     Returns: for each `path` and `writes`; what the steps of `steps.PathDesk` return; `type`,
     `source` and `mount` of its file system; `sees`: seat, as text → seconds until the file of that
-    host was there, None for never; `error` or `hung` as of `worker.ask`, where a step ended so.
+    host was there, None for never, and `feels`: whether a lock on it is felt; `error` or `hung` as
+    of `worker.ask`, where a step ended so.
 
     Raises:
         Untested: no process could be started.
@@ -90,7 +94,8 @@ def examine(ctx: Context, places: Sequence[Place], *, locks: bool = False) -> li
         do("write", {number: {} for number in workers if _is_written(found[number])}, STEP_S)
         wrote = [number for number in workers if "token" in found[number]]
         files = {str(n): [found[n].pop("name"), found[n].pop("token")] for n in wrote}
-        if locks:
+        if store:
+            do("file", {number: {"name": store} for number in wrote}, STEP_S)
             do("lock", {number: {} for number in wrote}, STEP_S)
         if ctx.peers is not None and len(ctx.group) > 1:
             ctx.peers.post("written", files)

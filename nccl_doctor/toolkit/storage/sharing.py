@@ -18,7 +18,8 @@ class Sharing:
 
     `apart`: those that lack what the others share, none where nothing has to be shared; with `tie`
     two groups are as large, and nobody knows which one is right. `unseen`: ordered pairs (looks,
-    wrote) in one group that did not see each other; `tried`: all pairs that were to.
+    wrote) in one group that did not see each other; `tried`: all pairs that were to. `must`: it had
+    to be shared whatever it lies on.
     """
 
     groups: tuple[frozenset[int], ...]
@@ -26,6 +27,7 @@ class Sharing:
     tie: bool
     unseen: frozenset[tuple[int, int]]
     tried: frozenset[tuple[int, int]]
+    must: bool = False
 
     @property
     def main(self) -> frozenset[int]:
@@ -72,9 +74,11 @@ def sharing_of(hosts: Mapping[int, Facts], *, must: bool = False) -> Sharing:
     if len(ranked) > 1 and (must or _is_shared(hosts, *ranked[:2])):
         second = ranked[1]
         tie = len(second) == len(ranked[0]) and (_weight(hosts, second) > 0 or must)
-        apart = frozenset(hosts) - (frozenset() if tie else ranked[0])
+        apart = frozenset(hosts).difference(() if tie else ranked[0])
     inside = {(a, b) for a, b in unseen if union.find(a) == union.find(b)}
-    return Sharing(tuple(map(frozenset, ranked)), apart, tie, frozenset(inside), frozenset(tried))
+    return Sharing(
+        tuple(map(frozenset, ranked)), apart, tie, frozenset(inside), frozenset(tried), must
+    )
 
 
 def _weight(hosts: Mapping[int, Facts], group: set[int]) -> int:

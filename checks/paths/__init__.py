@@ -46,7 +46,9 @@ from typing import Any
 from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Round, Skip
 from nccl_doctor.toolkit.storage.examine import Place, examine, rounds_of
 from nccl_doctor.toolkit.storage.kinds import PATH_KINDS
-from nccl_doctor.toolkit.storage.rules import judge_path, paths_of
+from nccl_doctor.toolkit.storage.rules import paths_of
+
+from .rules import NOT_SHARED, SLOW, judge_path
 
 
 class Paths(Check):
@@ -55,7 +57,7 @@ class Paths(Check):
     name = "paths"
     layer = Layer.HOST
     cost = "seconds"
-    kinds = PATH_KINDS
+    kinds = (*PATH_KINDS, NOT_SHARED, SLOW)
     together = True
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
