@@ -187,7 +187,8 @@ def _observe_calls(ctx: Context) -> dict[str, Any]:
 def _start(endpoint: str, owner: int | None, seat: int, own: Sequence[str]) -> dict[str, Any]:
     """Facts of an endpoint without a call: the addresses of its name, and whether it is here."""
     host, port = read_endpoint(endpoint)
-    facts: dict[str, Any] = {"endpoint": endpoint, "port": port, "answers": [], "error": ""}
+    facts: dict[str, Any] = {"endpoint": endpoint, "host": host, "port": port}
+    facts.update(answers=[], error="")
     if not host.isdecimal():
         found = look_up(host, _LOOK_UP_S)
         facts.update(answers=list(found.answers), error=found.error)

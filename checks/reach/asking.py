@@ -51,13 +51,15 @@ class Failed(Exception):
 class Asked:
     """The result of one URL.
 
-    `step` is the one that failed, or empty, and `detail` how. `proxy` is the one that was used,
-    without its user and password. `status` is that of the answer. `verify` is OpenSSL's code where
-    a certificate was refused; `day` is the date of this host then. `bundle` says which certificates
-    were trusted; `system`: those of the system accept it.
+    `hosts` are those of the URL and of the proxy. `step` is the one that failed, or empty, and
+    `detail` how. `proxy` is the one that was used, without its user and password. `status` is that
+    of the answer. `verify` is OpenSSL's code where a certificate was refused; `day` is the date of
+    this host then. `bundle` says which certificates were trusted; `system`: those of the system
+    accept it.
     """
 
     url: str
+    hosts: tuple[str, ...] = ()
     step: str = ""
     detail: str = ""
     proxy: str = ""
@@ -107,9 +109,11 @@ def ask(text: str, env: Mapping[str, str]) -> Asked:
 
 
 def _ask(asked: Asked, url: SplitResult, env: Mapping[str, str]) -> None:
+    asked.hosts = (url.hostname or "",)
     proxy_text = "" if url.scheme == "tcp" else proxy_for(url, env)
     proxy = urlsplit(proxy_text if "://" in proxy_text else f"http://{proxy_text}")
     if proxy_text:
+        asked.hosts += (proxy.hostname or "",)
         asked.proxy = f"{proxy.scheme}://{endpoint_words(proxy.hostname or '', proxy.port or 80)}"
         if proxy.scheme != "http" or not proxy.hostname:
             raise Failed("proxy", f"{asked.proxy} is no proxy that urllib can use")

@@ -13,7 +13,7 @@ from nccl_doctor.checks.paths import Paths
 from nccl_doctor.judge.causes import explain
 from nccl_doctor.toolkit.host import Mount
 from nccl_doctor.toolkit.storage.examine import ALL, HEADS
-from nccl_doctor.toolkit.storage.file_systems import is_network, may_be_shared, mount_of
+from nccl_doctor.toolkit.storage.file_systems import is_network, may_be_shared, mount_of, server_of
 from nccl_doctor.toolkit.storage.rules import paths_of
 from tests.support.clusters import make_cluster
 from tests.support.findings import calls, judge, only
@@ -268,6 +268,17 @@ def test_the_mount_of_a_path() -> None:
     assert mount_of("/database", mounts) is mounts[0]
     assert mount_of("/data/own/x", mounts) is mounts[3]
     assert mount_of("/x", []) is None
+
+
+@each_row("source server", [
+    ("fs1.corp:/export", "fs1.corp"),
+    ("//fs1/share", "fs1"),
+    ("10.0.0.1@o2ib:/scratch", ""),
+    ("/dev/sda1", ""),
+    ("overlay", ""),
+])  # fmt: skip
+def test_the_server_of_a_file_system(source: str, server: str) -> None:
+    assert server_of(source) == server
 
 
 @each_row("kind network shared", [

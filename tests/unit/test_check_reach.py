@@ -190,6 +190,7 @@ def test_a_proxy_gets_its_password_and_nobody_else_does() -> None:
     assert b"Proxy-Authorization: Basic bWU6c0B4\r\n" in heard[0]  # me:s@x
     assert asked.proxy == f"http://127.0.0.1:{port}"
     assert "s%40x" not in str(asked.to_json())
+    assert asked.hosts == ("hub.invalid", "127.0.0.1")  # names that a redacted report hides
 
 
 @each_row("url status words", [

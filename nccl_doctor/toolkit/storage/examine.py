@@ -13,7 +13,7 @@ from nccl_doctor.model.findings import Round
 from nccl_doctor.toolkit.host import Mount, mounts
 from nccl_doctor.toolkit.hosts import master_host
 from nccl_doctor.toolkit.shortage import shortage_of
-from nccl_doctor.toolkit.storage.file_systems import mount_of
+from nccl_doctor.toolkit.storage.file_systems import mount_of, server_of
 from nccl_doctor.toolkit.storage.steps import PathDesk
 from nccl_doctor.toolkit.storage.worker import Worker, ask, close_all
 
@@ -61,9 +61,9 @@ def examine(ctx: Context, places: Sequence[Place], *, store: str = "") -> list[d
     and try whether locks work.
 
     Returns: for each `path` and `writes`; what the steps of `steps.PathDesk` return; `type`,
-    `source` and `mount` of its file system; `sees`: seat, as text → seconds until the file of that
-    host was there, None for never, and `feels`: whether a lock on it is felt; `error` or `hung` as
-    of `worker.ask`, where a step ended so.
+    `source` and `mount` of its file system, and `host`, its server; `sees`: seat, as text →
+    seconds until the file of that host was there, None for never, and `feels`: whether a lock on it
+    is felt; `error` or `hung` as of `worker.ask`, where a step ended so.
 
     Raises:
         Untested: no process could be started.
@@ -139,3 +139,5 @@ def _add_mounts(ctx: Context, found: Sequence[dict[str, Any]]) -> None:
         mount = mount_of(facts.get("real", facts["path"]), known)
         named = (mount.kind, mount.source, mount.folder) if mount else ("", "", "")
         facts.update(zip(("type", "source", "mount"), named, strict=True))
+        if server := server_of(facts["source"]):
+            facts["host"] = server

@@ -14,6 +14,7 @@ _NETWORK = re.compile(
 )
 _BY_SERVER = re.compile(r"9p|virtiofs|fuse(\..+)?")
 """Types that may come from the machine around a virtual one, or from a network."""
+_SERVER = re.compile(r"([\w.-]+):/|//([\w.-]+)/")
 
 
 def mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:
@@ -35,3 +36,9 @@ def is_network(kind: str) -> bool:
 def may_be_shared(kind: str) -> bool:
     """Whether files that several hosts see there are more than those of one machine."""
     return is_network(kind) or _BY_SERVER.fullmatch(kind) is not None
+
+
+def server_of(source: str) -> str:
+    """Server in the source of a network file system, `fs1:/export` or `//fs1/share`, or empty."""
+    found = _SERVER.match(source)
+    return found[1] or found[2] if found else ""
