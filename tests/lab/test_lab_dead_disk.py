@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -49,3 +50,19 @@ def test_the_folder_that_hosts_share(disk: Path, make_lab: Callable[..., Lab]) -
         assert f"the partial report was not saved: {disk}" in done.stderr, str(run)
     assert len(run.leftovers) == 2, str(run)  # each host has asked once
     assert run.seconds < START_S + TOTAL_S + PATIENCE_S, str(run)
+
+
+@pytest.mark.wide
+def test_the_storage_of_the_job(disk: Path, make_lab: Callable[..., Lab]) -> None:
+    """It can be looked at, and keeps everybody who writes; nothing is left once it answers."""
+    lab = make_lab("nd0", "nd1")
+    run = lab.plain_doctor(*PATIENT, "--level", "quick", "--path", str(disk))
+    found = check_cause(run, run.report, "path-hangs", hosts=["nd0", "nd1"], ranks=[])
+    assert "writing a file of 4 KiB with fsync did not end within 8 s" in found["message"]
+    assert run.codes == [1, 1], str(run)
+    assert run.seconds < START_S + TOTAL_S, str(run)
+    disks.thaw(disk)
+    until = time.monotonic() + 10
+    while list(disk.glob(".nccl-doctor-*")) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert list(disk.glob(".nccl-doctor-*")) == []
