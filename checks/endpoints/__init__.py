@@ -138,8 +138,10 @@ def _owner(cluster: Cluster, host: str) -> int | None:
 def _is_meant(host: Host, text: str) -> bool:
     if text.isascii() and text.isdecimal():
         return host.node_rank == int(text)
-    name = (host.name or "").lower()
-    return text.lower() in (name, name.partition(".")[0]) or text in host.addresses
+    name, asked = (host.name or "").lower(), text.lower()
+    short = name.partition(".")[0]
+    alike = asked in (name, short) or (short == name and asked.partition(".")[0] == name)
+    return bool(name and alike) or text in host.addresses
 
 
 # Observing ----------------------------------------------------------------------------------------
@@ -153,20 +155,15 @@ def _observe_calls(ctx: Context) -> dict[str, Any]:
     own.sort(key=lambda each: likely is None or each != likely[1])
     given = ctx.params["endpoints"]
     found = [_start(each["endpoint"], each["owner"], ctx.seat, own) for each in given]
-    listening: list[Listeners] = []
+    ports: dict[int, _OwnPort] = {}
     try:
         doors: dict[str, Any] = {}
         for number, facts in enumerate(found):
             if facts["mine"]:
-                facts.update(_own_port(ctx, facts["port"]))
-                named = [each for each in own if each in facts["answers"]]
-                at = list(dict.fromkeys([*named, *own]))[:_MOST_ADDRESSES]
-                if facts["bind_errno"] is None:
-                    listeners = Listeners([Origin(each, port=facts["port"]) for each in at])
-                    listening.append(listeners)
-                    doors[str(number)] = [door.to_json() for door in listeners.doors]
-                else:
-                    doors[str(number)] = [{"address": each} for each in at]
+                port = facts["port"]
+                ports[port] = ports.get(port) or _OwnPort(ctx, port, own, facts["answers"])
+                facts.update(ports[port].facts)
+                doors[str(number)] = ports[port].doors
         if ctx.peers is not None and len(ctx.group) > 1:
             ctx.peers.post("doors", doors)
             ctx.breadcrumb("waiting for the listeners of the other hosts")
@@ -179,16 +176,37 @@ def _observe_calls(ctx: Context) -> dict[str, Any]:
         else:
             _call_all(ctx, found, {})
     finally:
-        for listeners in listening:
-            listeners.close()
+        for each in ports.values():
+            each.close()
     return {"endpoints": found}
+
+
+class _OwnPort:
+    """A port of this host: its facts, and doors that are open there if it is free."""
+
+    def __init__(self, ctx: Context, port: int, own: Sequence[str], named: Sequence[str]) -> None:
+        """Try to have the port; listen there on the own addresses, those that are named first."""
+        self.facts = _own_port(ctx, port)
+        at = [each for each in own if each in named]
+        at = list(dict.fromkeys([*at, *own]))[:_MOST_ADDRESSES]
+        self._listeners: Listeners | None = None
+        self.doors: list[dict[str, Any]] = [{"address": each} for each in at]
+        if self.facts["bind_errno"] is None:
+            self._listeners = Listeners([Origin(each, port=port) for each in at])
+            open_ = [door.to_json() for door in self._listeners.doors]
+            self.doors = open_ + [{"address": each} for each in self._listeners.failed]
+
+    def close(self) -> None:
+        """Free the port."""
+        if self._listeners is not None:
+            self._listeners.close()
 
 
 def _start(endpoint: str, owner: int | None, seat: int, own: Sequence[str]) -> dict[str, Any]:
     """Facts of an endpoint without a call: the addresses of its name, and whether it is here."""
     host, port = read_endpoint(endpoint)
     facts: dict[str, Any] = {"endpoint": endpoint, "host": host, "port": port}
-    facts.update(answers=[], error="")
+    facts.update(answers=[], error="", planned=owner)
     if not host.isdecimal():
         found = look_up(host, _LOOK_UP_S)
         facts.update(answers=list(found.answers), error=found.error)
@@ -239,13 +257,18 @@ def _call_all(
         if facts["mine"]:
             continue
         owners = [seat for seat, doors in theirs.items() if str(number) in doors]
+        if facts["planned"] is not None and facts["planned"] not in owners:
+            continue  # its host has not answered, so nobody knows what a call would meet
         facts["owner"] = min(owners, default=None)
         doors = theirs[facts["owner"]][str(number)] if owners else []
         address = next(iter(facts["answers"] or [door["address"] for door in doors]), "")
         if address:
             door = next((door for door in doors if door["address"] == address), None)
             facts["foreign"] = bool(doors) and door is None
-            work.append((facts, address, door if door and "token" in door else None))
+            listens = any("token" in each for each in doors)
+            if door is not None and "token" not in door and listens:
+                continue  # of all its addresses, it could not listen on this one
+            work.append((facts, address, door if listens else None))
     ctx.breadcrumb("calling the endpoints", count=len(work))
     if work:
         with ThreadPoolExecutor(len(work)) as pool:

@@ -19,6 +19,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.firewall.portrules import fits, how_to_let_pass, stopped_by
 from nccl_doctor.toolkit.hosts import link_names
+from nccl_doctor.toolkit.net.endpoints import read_endpoint
 from nccl_doctor.toolkit.net.ports import reserve_port
 
 IN_USE = Kind(
@@ -68,6 +69,7 @@ UNREACHABLE = Kind(
 
 _SAMPLES = 2
 """Callers of one endpoint whose rules are read."""
+_MOST_WORDS = 3
 _WORDS = {
     "dropped": "no answer",
     "refused": "connection refused",
@@ -94,6 +96,7 @@ class Endpoints:
     def __init__(self, cluster: Cluster, check: str, reach: str, rules: str = "") -> None:
         """Read the facts of the rounds."""
         self._labels = host_labels(cluster)
+        self._nnodes = cluster.nnodes
         self._seen: dict[str, dict[int, Facts]] = {}
         for rank, facts in cluster.facts(check, reach):
             for one in facts.get("endpoints", ()):
@@ -129,23 +132,35 @@ class Endpoints:
     def calls(self) -> Iterator[Finding]:
         """Findings on calls that failed."""
         for endpoint, seen in self._seen.items():
-            unknown = {s: one for s, one in seen.items() if one["error"] and not one["mine"]}
-            if any("outcome" in one for one in unknown.values()) or _owner(seen) is not None:
-                unknown = {s: one for s, one in unknown.items() if "outcome" not in one}
-            for seat, one in unknown.items():
+            failed, owner = _failed(seen), _owner(seen)
+            if owner is not None:
+                tried = sum("outcome" in one for one in seen.values())
+                yield from self._inside(endpoint, owner, tried, failed)
+            elif not any(one.get("planned") is not None for one in seen.values()):
+                yield from self._nowhere(endpoint, seen)
+                yield from self._outside(endpoint, seen, failed)
+
+    def _nowhere(self, endpoint: str, seen: Mapping[int, Facts]) -> Iterator[Finding]:
+        """Findings on names and node ranks that lead nowhere."""
+        host = read_endpoint(endpoint)[0]
+        if host.isdecimal():
+            if int(host) >= self._nnodes:
+                yield Finding(
+                    UNREACHABLE,
+                    f"{endpoint}: the job has no node rank {host}, only 0 to {self._nnodes - 1}",
+                    Where(nodes=(int(host),)),
+                    fix="give another node rank, or the name of the host",
+                )
+            return
+        for seat, one in seen.items():
+            if one["error"]:
                 yield Finding(
                     UNREACHABLE,
                     f"{endpoint}: the name does not resolve: {one['error']}",
                     Where(hosts=(self._labels[seat],)),
-                    fix=f"getent hosts {endpoint.rpartition(':')[0]}; correct the name, or add it "
-                    "to /etc/hosts or the name server",
+                    fix=f"getent hosts {host}; correct the name, or add it to /etc/hosts or the "
+                    "name server",
                 )
-            failed, owner = _failed(seen), _owner(seen)
-            if failed and owner is None:
-                yield from self._outside(endpoint, seen, failed)
-            elif failed and owner is not None:
-                tried = sum("outcome" in one for one in seen.values())
-                yield from self._inside(endpoint, owner, tried, failed)
 
     def _outside(
         self, endpoint: str, seen: Mapping[int, Facts], failed: Mapping[int, Facts]
@@ -172,7 +187,9 @@ class Endpoints:
         self, endpoint: str, owner: int, tried: int, failed: Mapping[int, Facts]
     ) -> Iterator[Finding]:
         """The finding on a host of the job: where its own rule, or all others, point at it."""
-        words = ", ".join(_by_words(failed))
+        if not failed:
+            return
+        words = ", ".join(list(_by_words(failed))[:_MOST_WORDS])
         rule = self._rule(endpoint, failed, owner)
         nobody = 1 < tried == len(failed)
         hosts = rule.seats or ((owner,) if nobody else ())
@@ -231,7 +248,7 @@ def _by_words(failed: Mapping[int, Facts]) -> dict[str, list[int]]:
     words = {s: _WORDS.get(one["outcome"]) or str(one["detail"]) for s, one in failed.items()}
     return {
         word: [seat for seat in failed if words[seat] == word]
-        for word, _ in Counter(words.values()).most_common(3)
+        for word, _ in Counter(words.values()).most_common()
     }
 
 

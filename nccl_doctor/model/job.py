@@ -67,7 +67,13 @@ class Job:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {**asdict(self), "mesh": [list(dimension) for dimension in self.mesh]}
+        return {
+            **asdict(self),
+            "mesh": [list(dimension) for dimension in self.mesh],
+            "paths": [list(path) for path in self.paths],
+            "endpoints": list(self.endpoints),
+            "reach": list(self.reach),
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Job:

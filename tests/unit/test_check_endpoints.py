@@ -190,6 +190,21 @@ def test_a_rule_of_its_own_keeps_one_host_from_it() -> None:
     assert one.fix.startswith("on nd2: nft insert rule")
 
 
+def test_a_node_rank_that_the_job_does_not_have() -> None:
+    world = World(2, owner="").change("nd0", "nd1", endpoint="5:80", answers=[])
+    for facts in world.facts.values():
+        del facts["outcome"]
+    one = found(world, "endpoint-unreachable", nodes=[5])
+    assert "the job has no node rank 5, only 0 to 1" in one.message
+    # That of a host which did not come is not known.
+    assert judge(CHECK, world.change("nd0", "nd1", endpoint="1:80").cluster()) == []
+
+
+def test_a_host_of_the_job_that_says_nothing_is_none_outside_of_it() -> None:
+    world = World(2, owner="").change("nd0", "nd1", planned=4).fail("nd0", outcome="refused")
+    assert judge(CHECK, world.cluster()) == []
+
+
 # The check
 
 
@@ -205,6 +220,8 @@ def test_without_the_option_it_is_skipped() -> None:
     ("192.168.77.2:80", 2),
     ("nd9:80", None),
     ("7:80", None),
+    ("nd1.corp:80", 2),
+    ("nd11:80", None),
 ])  # fmt: skip
 def test_whose_endpoint_it_is(text: str, seat: int | None) -> None:
     (first,) = CHECK.plan(make_cluster(job=Job(endpoints=(text,))))
@@ -241,6 +258,9 @@ def test_a_port_of_this_host_that_is_free_and_then_held() -> None:
     facts = look(port)
     assert facts["bind_errno"] is None
     assert look(port) == facts  # nothing is left of it
+    twice = {"endpoints": [{"endpoint": f"{name}:{port}", "owner": 0} for name in ("0", "me")]}
+    context = Context(launch=Launch(), env={}, params=twice, seat=0)
+    assert [each["bind_errno"] for each in CHECK.observe(context)["endpoints"]] == [None, None]
 
 
 def test_a_record_of_a_job_keeps_them() -> None:
