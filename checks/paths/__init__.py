@@ -8,8 +8,8 @@ in a process of its own: whether it is there and readable, and which file system
 room is left; then a file of 4 KiB is written, with fsync, and read back, three times; then the
 hosts, in groups of 32 and then the first hosts of these, look for the files of the others. Each
 step has 8 s. All files are called `.nccl-doctor-` and random digits, and are removed before the
-round ends, and also if the program is killed; what a host left that lost its power is removed by
-the next run, after an hour.
+round ends, and also if the program is killed. What is left by a host that lost its power, or on a
+disk that did not answer for a minute, the next run removes after an hour.
 
 Why it matters
 --------------

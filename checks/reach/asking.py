@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import importlib
+import os
 import socket
 import ssl
 import time
@@ -248,7 +249,10 @@ def _is_accepted(connected: Callable[[], socket.socket], url: SplitResult) -> bo
 def _secured(sock: socket.socket, url: SplitResult, bundle: str | None) -> Iterator[ssl.SSLSocket]:
     """The connection with TLS; the name and the certificates are verified."""
     try:
-        context = ssl.create_default_context(cafile=bundle)
+        folder = bundle is not None and os.path.isdir(bundle)
+        context = ssl.create_default_context(
+            cafile=None if folder else bundle, capath=bundle if folder else None
+        )
     except OSError as error:
         raise Failed("tls", f"{bundle}: {error.strerror or error}", -1) from error
     sock.settimeout(TLS_S)

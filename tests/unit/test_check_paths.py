@@ -168,9 +168,11 @@ def test_a_dead_file_server_is_named_with_what_the_process_waits_for() -> None:
         f"{PATH}: looking at it did not end within 8 s (process state D, which waits for NFS)"
     )
     assert "umount -f -l" in one.fix
+    assert one.confidence is Confidence.CERTAIN
     world.change("nd1", mount=LOCAL, hung={**hung, "step": "write", "wchan": "", "state": ""})
     one = found(world, "path-hangs", "nd1")
     assert one.message.endswith("writing a file of 4 KiB with fsync did not end within 8 s")
+    assert one.confidence is Confidence.LIKELY  # it may only be slow
 
 
 def test_little_room() -> None:

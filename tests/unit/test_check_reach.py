@@ -266,6 +266,8 @@ def test_a_certificate_of_a_company_and_one_for_another_name(tmp_path: Path) -> 
         asked = ask(f"https://localhost:{port}", {"SSL_CERT_FILE": str(tmp_path / "gone.pem")})
         assert (asked.step, asked.verify) == ("tls", -1)
         assert "gone.pem: No such file" in asked.detail
+        asked = ask(f"https://localhost:{port}", {"SSL_CERT_FILE": str(tmp_path)})
+        assert asked.verify == 18  # a folder of certificates, without this one
 
 
 def test_observed_here() -> None:

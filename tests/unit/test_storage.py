@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Context, Launch
+from nccl_doctor.api import Context, Launch, Untested
 from nccl_doctor.toolkit import forks
 from nccl_doctor.toolkit.storage import examine as examining
 from nccl_doctor.toolkit.storage.examine import Place, examine
@@ -158,6 +158,8 @@ def test_nobody_waits_for_a_file_server_that_is_gone(
     (tmp_path / "well").mkdir()
     with disks.silent(tmp_path) as dead:
         found = examine(context(), [Place(str(dead / "x")), Place(str(tmp_path / "well"))])
+        with pytest.raises(Untested, match="give a longer --timeout"):
+            examine(context(deadline=time.monotonic() + 1.1), [Place(str(dead / "y"))])
     assert found[0]["hung"]["step"] == "look"
     assert found[0]["hung"]["after_s"] < 8
     assert "fuse" in found[0]["type"]

@@ -66,7 +66,7 @@ def examine(ctx: Context, places: Sequence[Place], *, store: str = "") -> list[d
     is felt; `error` or `hung` as of `worker.ask`, where a step ended so.
 
     Raises:
-        Untested: no process could be started.
+        Untested: no process could be started, or too little time is left.
     """
     began = time.monotonic()
     found: list[dict[str, Any]] = [{**place._asdict(), "sees": {}} for place in places]
@@ -83,7 +83,10 @@ def examine(ctx: Context, places: Sequence[Place], *, store: str = "") -> list[d
 
         def do(step: str, words: Mapping[int, Mapping[str, Any]], limit_s: float) -> None:
             ctx.breadcrumb(f"storage: {step}", paths=[places[number].path for number in words])
-            answers = ask(workers, step, words, min(limit_s, max(0.1, ctx.left() - 1)))
+            left_s = max(0.1, ctx.left() - 1)
+            answers = ask(workers, step, words, min(limit_s, left_s))
+            if left_s < limit_s and any("hung" in answer for answer in answers.values()):
+                raise Untested(f"the run had {left_s:.0f} s left for it: give a longer --timeout")
             for number, answer in answers.items():
                 found[number].update(answer)
                 if step == "look" and "hung" in answer:

@@ -105,6 +105,7 @@ def _hung(path: str, facts: Facts, where: Where) -> Finding:
         where,
         evidence_of(facts),
         fix=cause.fix if cause else "",
+        confidence=Confidence.CERTAIN if hung["state"] == "D" else Confidence.LIKELY,
     )
 
 
