@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nccl_doctor.api import Context, Launch, Untested
+from nccl_doctor.checks.paths import Paths
 from nccl_doctor.toolkit import forks
 from nccl_doctor.toolkit.storage import examine as examining
 from nccl_doctor.toolkit.storage.examine import Place, examine
 from nccl_doctor.toolkit.storage.steps import PathDesk
 from nccl_doctor.toolkit.storage.worker import Desk, Worker, ask, close_all
 from tests.support import disks
+from tests.support.clusters import make_cluster
+from tests.support.findings import only
 
 
 class Sleeper(Desk):
@@ -164,3 +169,33 @@ def test_nobody_waits_for_a_file_server_that_is_gone(
     assert found[0]["hung"]["after_s"] < 8
     assert "fuse" in found[0]["type"]
     assert "write_s" in found[1]
+
+
+@contextlib.contextmanager
+def tmpfs(folder: Path, options: str) -> Iterator[Path]:
+    """A file system of its own, which can be filled, or is read-only."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False, timeout=10).returncode:
+        pytest.skip("this machine refuses to mount")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True, timeout=10)
+
+
+def test_disks_that_are_full_or_read_only(tmp_path: Path) -> None:
+    def said(code: str, options: str, fill: int = 0) -> str:
+        name = options.replace("=", "-")
+        with tmpfs(tmp_path / name, options) as folder:
+            if fill:
+                (folder / "full").write_bytes(b"x" * fill)
+            here = {"paths": examine(context(), [Place(str(folder))])}
+            assert not list(folder.glob(".nccl-doctor-*"))
+        cluster = make_cluster(["nd0"], check="paths", by_host={"nd0": here}, round_name="hosts")
+        return only(Paths(), cluster, code, hosts=["nd0"]).message
+
+    assert said("path-full", "size=8k", 8192).endswith("No space left on device")
+    assert said("path-full", "nr_inodes=2", 1).endswith("No space left on device")
+    assert said("path-full", "size=1m").endswith("1 MiB free")
+    assert said("path-read-only", "ro").endswith("Read-only file system")
