@@ -27,7 +27,7 @@ from nccl_doctor.toolkit.storage.rules import (
     unseen,
     well_of,
 )
-from nccl_doctor.toolkit.storage.sharing import Facts, sharing_of
+from nccl_doctor.toolkit.storage.sharing import sharing_of
 
 NOT_SHARED = path_kind(
     "path-not-shared",
@@ -63,27 +63,31 @@ def judge_path(cluster: Cluster, path: str, hosts: Hosts) -> Iterator[Finding]:
     if forms is not None:
         yield _different(path, well, forms.places, labels)
         return
-    for seat, facts in well.items():
-        if facts["writes"] and facts["form"] == "folder":
-            yield from _room(path, facts, Where(hosts=(labels[seat],)))
+    for group in sharing.groups:
+        yield from _room(path, {seat: well[seat] for seat in sorted(group)}, labels)
     yield from not_shared(NOT_SHARED, path, well, sharing, labels)
     yield from unseen(path, sharing, labels)
     yield from _slow(path, well, labels)
 
 
-def _room(path: str, facts: Facts, where: Where) -> Iterator[Finding]:
-    free, inodes = facts.get("free"), facts.get("inodes_free")
-    little = []
-    if free is not None and free < _ROOM:
-        little.append(f"{free / _MIB:.0f} MiB free")
-    if inodes is not None and inodes < _INODES:
-        little.append(f"{inodes} inodes free")
+def _room(path: str, group: Hosts, labels: Labels) -> Iterator[Finding]:
+    """The finding on one file system, and on all hosts that have it."""
+    where = {
+        seat: facts
+        for seat, facts in group.items()
+        if facts["writes"] and facts["form"] == "folder"
+    }
+    free = min((f["free"] for f in where.values() if f.get("free") is not None), default=_ROOM)
+    inodes = [f["inodes_free"] for f in where.values() if f.get("inodes_free") is not None]
+    little = [f"{free / _MIB:.0f} MiB free"] if free < _ROOM else []
+    if min(inodes, default=_INODES) < _INODES:
+        little.append(f"{min(inodes)} inodes free")
     if little:
         yield Finding(
             FULL,
             f"{path}: {', '.join(little)}",
-            where,
-            evidence_of(facts),
+            Where(hosts=tuple(sorted(labels[seat] for seat in where))),
+            evidence_of(where[min(where)]),
             fix=FULL.fix.replace("<path>", path),
             severity=Severity.WARN,  # the file of the examination found room
         )

@@ -14,7 +14,7 @@ from nccl_doctor.cli.baseline import baseline_option, past_of
 from nccl_doctor.cli.handover import COMMAND, BeforeCommand
 from nccl_doctor.cli.help import RUN_EXITS, Manual
 from nccl_doctor.cli.key import key_of, key_option
-from nccl_doctor.cli.needs import meet_at, needs_options
+from nccl_doctor.cli.needs import meet_at, needs_of, needs_options
 from nccl_doctor.cli.params import HostName, LocalRanks, Mesh, Names, Number, Seconds
 from nccl_doctor.cli.redaction import redact_options
 from nccl_doctor.cli.saving import give, output_options, profile_option
@@ -257,6 +257,7 @@ def run(ctx: click.Context, /, **given: Any) -> None:
 
     from nccl_doctor.cli.job import job_of
     from nccl_doctor.cli.topology import topology_of
+    from nccl_doctor.launch.host_launch import DEFAULT_PORT
 
     relayed = relayed_options(ctx) if given["relay"] else None  # before the environment is read
     # The time to read the options counts, but not that until they were told over ssh.
@@ -282,6 +283,7 @@ def run(ctx: click.Context, /, **given: Any) -> None:
             rendezvous=line.rendezvous,
             elastic=elastic,
             max_restarts=line.max_restarts,
+            **needs_of(given, flags.master_port or launch.master_port or DEFAULT_PORT),
         )
         options = replace(options, job=job)
         past = past_of(options.baseline, options.select, options.ignore) if first else None

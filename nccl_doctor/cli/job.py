@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from nccl_doctor.cli.needs import needs_of
 from nccl_doctor.model.job import Job
 from nccl_doctor.toolkit import files
 from nccl_doctor.toolkit.masking import masked_data
@@ -102,7 +101,6 @@ def job_of(ctx: click.Context, given: Mapping[str, Any], *, deepspeed: bool) -> 
         expect_load_s=given["expect_load_seconds"],
         dcgm_level=given["with_dcgm"],
         hold_idle_s=_hold_idle(ctx, given),
-        **needs_of(given),
     )
 
 

@@ -138,17 +138,19 @@ def needs_options(function: F) -> F:
 
 
 def meet_at(ctx: click.Context, given: dict[str, Any], environ: Mapping[str, str]) -> None:
-    """Let `--init-method tcp://HOST:PORT` stand for the options that say where to meet, unless
-    somebody else has said that; then it is one more endpoint.
+    """Let `--init-method tcp://HOST:PORT` stand for the options that say where to meet, unless a
+    launcher or a command says that.
 
     Raises:
         click.UsageError: --master-addr or --master-port says something else.
     """
+    from nccl_doctor.launch.detect import detect
+
     text = given["init_method"] or ""
     if not text.startswith(_TCP):
         return
-    endpoint = text.removeprefix(_TCP)
-    there = dict(zip(("master_addr", "master_port"), read_endpoint(endpoint), strict=True))
+    place = read_endpoint(text.removeprefix(_TCP))
+    there = dict(zip(("master_addr", "master_port"), place, strict=True))
     for name, value in there.items():
         if given[name] not in (None, value):
             option = f"--{name.replace('_', '-')} {given[name]}"
@@ -156,20 +158,30 @@ def meet_at(ctx: click.Context, given: dict[str, Any], environ: Mapping[str, str
                 f"--init-method {text} and {option} contradict each other: leave one of them out",
                 ctx,
             )
-    told = [environ.get(name.upper()) for name in there]
-    if not (any(told) or given["hostfile"] or ctx.meta.get(COMMAND)):
+    launch = detect(environ)
+    if not (launch.master_addr or launch.master_port or ctx.meta.get(COMMAND)):
         given.update(there)
-    elif told[1] != str(there["master_port"]):  # of the same port, it is a name of the same place
-        given["endpoints"] = (*given["endpoints"], endpoint)
 
 
-def needs_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a `Job` from these options."""
+def needs_of(given: Mapping[str, Any], master_port: int | None) -> dict[str, Any]:
+    """Fields of a `Job` from these options.
+
+    The job's own store is one more endpoint, where it is not at the port where the ranks of this
+    run meet: at the same port, it is the same store by another name.
+    """
     init_method = given["init_method"] or ""
     in_a_file = init_method.startswith(_FILE)
+    endpoints = dict.fromkeys(given["endpoints"])
+    if init_method.startswith(_TCP):
+        store = init_method.removeprefix(_TCP)
+        if read_endpoint(store)[1] != master_port:
+            endpoints[store] = None
+    paths: dict[str, bool] = {}
+    for path, writes in given["paths"]:
+        paths[path] = writes or paths.get(path, False)
     return {
-        "paths": tuple(dict(given["paths"]).items()),
-        "endpoints": tuple(dict.fromkeys(given["endpoints"])),
+        "paths": tuple(paths.items()),
+        "endpoints": tuple(endpoints),
         "reach": tuple(dict.fromkeys(given["reach"])),
         "init_file": init_method.removeprefix(_FILE) if in_a_file else "",
     }

@@ -39,8 +39,8 @@ class Job:
     services outside of it, without path, user and password. `init_file` is the file in which its
     ranks meet, where they meet in one. `launcher` and `rendezvous` are those of its command, where
     that is known, or else what torchrun's variables say to the pods of an elastic job; `elastic`
-    are the fewest and the most hosts that it starts with, where they differ.
-    `max_restarts` is how often torchrun's agents start failed ranks again, if the command says it.
+    are the fewest and the most hosts that it starts with, where they differ. `max_restarts` is how
+    often torchrun's agents start failed ranks again, if the command says it.
     """
 
     mesh: tuple[tuple[str, int], ...] = ()

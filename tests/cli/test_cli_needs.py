@@ -85,6 +85,11 @@ def test_an_init_method_with_an_address_stands_for_the_options(tmp_path: Path) -
     assert done.returncode == 3, done  # nothing was asked of these checks
     assert told["ranks"][0]["launch"]["master_port"] == port
     assert told["run"]["options"]["job"]["endpoints"] == []
-    done = program(*line, tcp, cwd=tmp_path, env={"MASTER_PORT": str(other)})
+    plain = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
+    line = tuple(word for word in line if word not in ("--nproc-per-node", "1"))
+    done = program(*line, tcp, cwd=tmp_path, env={**plain, "MASTER_PORT": str(port)})
+    told = json.loads(report.read_text())
+    assert told["run"]["options"]["job"]["endpoints"] == []  # the same place
+    done = program(*line, tcp, cwd=tmp_path, env={**plain, "MASTER_PORT": str(other)})
     told = json.loads(report.read_text())
     assert told["run"]["options"]["job"]["endpoints"] == [f"127.0.0.1:{port}"]

@@ -176,7 +176,10 @@ def test_a_dead_file_server_is_named_with_what_the_process_waits_for() -> None:
 
 
 def test_little_room() -> None:
-    one = found(Storage(2).change("nd1", free=5 << 20, inodes_free=7), "path-full", "nd1")
+    one = found(Storage(2, LOCAL, share=False).change("nd1", free=5 << 20), "path-full", "nd1")
+    assert one.message == f"{PATH}: 5 MiB free"
+    world = Storage(2).change("nd0", free=6 << 20, inodes_free=7).change("nd1", free=5 << 20)
+    one = found(world, "path-full", "nd0", "nd1")  # it is one, a moment later
     assert one.message == f"{PATH}: 5 MiB free, 7 inodes free"
     assert one.level is Severity.WARN
     assert judge(CHECK, Storage(1).change("nd0", free=0, writes=False).cluster("paths")) == []
