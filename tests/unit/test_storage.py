@@ -144,6 +144,8 @@ def test_who_is_killed_leaves_no_file(tmp_path: Path) -> None:
 
 def test_who_does_not_answer_is_not_waited_for_and_not_asked_again() -> None:
     workers = {number: Worker("storage", Sleeper(), 30) for number in (0, 1)}
+    with pytest.raises(RuntimeError, match=r"KeyError: 'dance'"):
+        ask(workers, "dance", {0: {}}, 10)
     began = time.monotonic()
     made = ask(workers, "sleep", {0: {}}, 0.2) | ask(workers, "die", {0: {}, 1: {}}, 10)
     assert time.monotonic() - began < 10

@@ -87,8 +87,8 @@ def mount_line(well: Hosts, seats: Iterable[int]) -> str:
 
 def evidence_of(facts: Facts) -> dict[str, Any]:
     """Facts of one host that are worth keeping."""
-    keys = ("type", "source", "mount", "owner", "mode", "uid", "free", "inodes_free")
-    return {key: facts[key] for key in (*keys, "error", "hung") if facts.get(key) is not None}
+    keys = ("type", "source", "mount", "owner", "mode", "uid", "error", "hung")
+    return {key: facts[key] for key in keys if facts.get(key) is not None}
 
 
 def _hung(path: str, facts: Facts, where: Where) -> Finding:

@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -94,6 +95,9 @@ def ask(
 
     Returns: number → answer of the step; `{"error": {"step", "errno", "text"}}` where it failed;
     `{"hung": {"step", "after_s", "state", "wchan"}}` where no answer came.
+
+    Raises:
+        RuntimeError: a step raised anything but an OSError; its traceback.
     """
     began = time.monotonic()
     waiting = {}
@@ -116,6 +120,9 @@ def ask(
                 answers[number] = json.loads(heard[end]) if data else {"error": _killed(step)}
     for number in waiting.values():
         answers[number] = _hung(workers[number], step, began)
+    for answer in answers.values():
+        if "broke" in answer:
+            raise RuntimeError(answer["broke"])
     return answers
 
 
@@ -164,3 +171,5 @@ def _answer(desk: Desk, step: str, arguments: Mapping[str, Any]) -> Mapping[str,
         return desk.steps[step](**arguments)
     except OSError as error:
         return {"error": {"step": step, "errno": error.errno, "text": error.strerror or str(error)}}
+    except Exception:  # the boundary of the process: whoever asks has to know
+        return {"broke": traceback.format_exc(limit=-8)}
