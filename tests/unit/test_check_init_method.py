@@ -88,6 +88,11 @@ def test_one_host_without_the_shared_folder() -> None:
     assert one.fix == "mount -t nfs4 fs1:/export /ckpt"
 
 
+def test_of_two_hosts_the_one_without_the_network_is_named() -> None:
+    world = World(2, share=False)
+    found(world.change("nd1", mount=LOCAL), "init-file-not-shared", "nd1")
+
+
 def test_a_file_on_the_disk_of_each_host() -> None:
     one = found(World(2, LOCAL, share=False), "init-file-not-shared", "nd0", "nd1")
     assert one.message == "/ckpt/init: another ext4 /dev/sda1 on nd1; ext4 /dev/sda1 on nd0"

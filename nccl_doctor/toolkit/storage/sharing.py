@@ -72,8 +72,8 @@ def sharing_of(hosts: Mapping[int, Facts], *, must: bool = False) -> Sharing:
     apart: frozenset[int] = frozenset()
     tie = False
     if len(ranked) > 1 and (must or _is_shared(hosts, *ranked[:2])):
-        second = ranked[1]
-        tie = len(second) == len(ranked[0]) and (_weight(hosts, second) > 0 or must)
+        first, second = ranked[:2]
+        tie = len(first) == len(second) and _weight(hosts, first) == _weight(hosts, second)
         apart = frozenset(hosts).difference(() if tie else ranked[0])
     inside = {(a, b) for a, b in unseen if union.find(a) == union.find(b)}
     return Sharing(
