@@ -44,14 +44,12 @@ src/misc/socket.cc; PyTorch documentation of torch.distributed (choosing the net
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nccl_doctor.api import (
     Check,
     Cluster,
-    Confidence,
     Context,
     Figure,
     Finding,
@@ -62,15 +60,22 @@ from nccl_doctor.api import (
     Severity,
     Where,
     host_labels,
-    odd_ones_out,
 )
-from nccl_doctor.toolkit.hosts import link_names, sides_in_words
 from nccl_doctor.toolkit.nccl.answer import Answer, ask_nccl
 from nccl_doctor.toolkit.nccl.interface_choice import COMM_ID, NCCL_VARIABLE
 from nccl_doctor.toolkit.nccl.library import mapped_nccl
 from nccl_doctor.toolkit.nccl.survey import Survey, survey
-from nccl_doctor.toolkit.net.interfaces import is_alone, is_loopback, is_virtual
-from nccl_doctor.toolkit.peers.matrix import Sorted, read_calls, sort_calls
+from nccl_doctor.toolkit.net.interfaces import is_loopback, is_virtual
+from nccl_doctor.toolkit.peers.matrix import read_calls, sort_calls
+
+from .comparison import (
+    INTERFACE_DIFFERS,
+    MTU_DIFFERS,
+    differs,
+    main_of,
+    mtu_differs,
+    uses,
+)
 
 _EXACT = "export NCCL_SOCKET_IFNAME==<nic> GLOO_SOCKET_IFNAME=<nic>"
 
@@ -108,24 +113,6 @@ INTERFACE_LOOPBACK = Kind(
     why="A host that receives 127.0.0.1 connects to itself: refused at once, or no answer until a "
     "time-out.",
     fix=_EXACT,
-)
-INTERFACE_DIFFERS = Kind(
-    code="interface-differs",
-    layer=Layer.ROUTE,
-    title="Hosts chose interfaces in networks that cannot reach each other",
-    why="The library picks the first interface that fits, which may be another network on each "
-    "host.",
-    fix=_EXACT,
-    severity=Severity.WARN,
-)
-MTU_DIFFERS = Kind(
-    code="mtu-differs",
-    layer=Layer.ROUTE,
-    title="Hosts in one network have different MTUs",
-    why="A packet that one host can send may be too large for another: slower at best, lost at "
-    "worst.",
-    fix="ip link set dev <nic> mtu <the same value on every host and switch port>",
-    severity=Severity.WARN,
 )
 ANSWER_DIFFERS = Kind(
     code="nccl-answer-differs",
@@ -192,11 +179,11 @@ class Interfaces(Check):
                 yield from _bad_choice(cluster, rank, facts, library, good)
             yield from _answered_otherwise(rank, facts.get("asked"))
         yield from _cards_missing(cluster, reports)
-        mains = {rank.seat: _main(cluster, facts) for rank, facts in reports}
+        mains = {rank.seat: main_of(cluster, facts) for rank, facts in reports}
         known = {seat: main for seat, main in mains.items() if main is not None}
         labels = host_labels(cluster)
-        yield from _mtu_differs(labels, known)
-        yield from _differs(labels, known, by_fault)
+        yield from mtu_differs(labels, known)
+        yield from differs(labels, known, by_fault)
 
 
 def _running(facts: Mapping[str, Any]) -> str:
@@ -208,16 +195,12 @@ def _running(facts: Mapping[str, Any]) -> str:
     return "<nic>"
 
 
-def _uses(cluster: Cluster, library: str) -> bool:
-    return ("nccl" in cluster.backend) == library.startswith("nccl")
-
-
 def _bad_choice(
     cluster: Cluster, rank: Rank, facts: Mapping[str, Any], library: str, good: str
 ) -> Iterator[Finding]:
     if library == "nccl":
         library = "nccl-sockets" if facts["nccl_data"] == "sockets" else "nccl-bootstrap"
-    choice, used = facts["choices"][library], _uses(cluster, library)
+    choice, used = facts["choices"][library], uses(cluster, library)
     variable, names = choice["variable"], choice["names"]
     said = f"{variable}={choice['value']}" if variable else f"{library}: {choice['reason']}"
     if choice["origin"] not in ("", "environment"):
@@ -357,88 +340,3 @@ def _name_it(library: str, nic: str, choice: Mapping[str, Any], kind: Kind, host
         fix += f", or let {host} resolve to the address of {nic} (/etc/hosts: remove the line with "
         fix += "127.0.1.1)"
     return fix
-
-
-_Main = tuple[str, str, int]
-"""(interface, subnet, MTU) of the address that the job's backend uses first on a host."""
-
-
-def _main(cluster: Cluster, facts: Mapping[str, Any]) -> _Main | None:
-    mine = [each for each in facts["listen"] if any(_uses(cluster, role) for role in each["roles"])]
-    for entry in (mine or facts["listen"])[:1]:
-        for nic in facts["interfaces"]:
-            if nic["name"] == entry["interface"]:
-                own = ipaddress.ip_address(entry["address"])
-                nets = [net for net in nic["subnets"] if own in ipaddress.ip_network(net)]
-                return nic["name"], _network(nic, str(own), nets), nic["mtu"]
-    return None
-
-
-def _network(nic: Mapping[str, Any], own: str, nets: Sequence[str]) -> str:
-    """Network of an address, by its gateway where the address stands alone (/32, /128)."""
-    wide = [net for net in nets if not is_alone(net)]
-    if wide:
-        return wide[0]
-    ways = (way for way in nic.get("gateways", ()) if (":" in way) == (":" in own))
-    way = next(ways, "")
-    return f"the network of {nic['name']} behind {way}" if way else own
-
-
-def _mtu_differs(labels: Mapping[int, str], mains: Mapping[int, _Main]) -> Iterator[Finding]:
-    by_subnet: dict[str, dict[int, int]] = {}
-    for seat, (_, subnet, mtu) in mains.items():
-        by_subnet.setdefault(subnet, {})[seat] = mtu
-    for subnet, mtus in by_subnet.items():
-        odd = odd_ones_out(mtus)
-        if odd is None:
-            continue
-        sides: dict[str, list[str]] = {}
-        for seat, mtu in mtus.items():
-            sides.setdefault(str(mtu), []).append(labels[seat])
-        # With two equal halves it is not known which one is wrong: all are named.
-        wrong = odd.places
-        yield Finding(
-            MTU_DIFFERS,
-            f"in {subnet}: MTU {sides_in_words(sides)}",
-            Where(
-                hosts=tuple(sorted(labels[seat] for seat in wrong)),
-                interfaces=tuple(sorted({mains[seat][0] for seat in odd.places})),
-            ),
-            {"mtu": {labels[seat]: mtu for seat, mtu in mtus.items()}},
-            fix="" if odd.tie else f"ip link set dev {mains[wrong[0]][0]} mtu {odd.usual}",
-            confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,
-        )
-
-
-def _differs(
-    labels: Mapping[int, str], mains: Mapping[int, _Main], by_fault: Sorted
-) -> Iterator[Finding]:
-    """The choices of hosts that could not reach each other."""
-    apart = {
-        call.pair
-        for call in (*by_fault.no_route, *by_fault.blocked, *by_fault.unroutable)
-        if call.job
-        and (a := mains.get(call.caller))
-        and (b := mains.get(call.listener))
-        and a[0] != b[0]
-        and a[1] != b[1]
-    }
-    if not apart:
-        return
-    odd = odd_ones_out({seat: main[1] for seat, main in mains.items()})
-    wrong = odd.places if odd is not None else ()
-    chosen = {seat: f"{nic} in {net}" for seat, (nic, net, _) in mains.items()}
-    failing = (code for code, calls in by_fault.by_code.items() if any(c.job for c in calls))
-    yield Finding(
-        INTERFACE_DIFFERS,
-        f"chosen: {', '.join(sorted(set(chosen.values())))}",
-        Where(
-            hosts=tuple(sorted(labels[seat] for seat in wrong)),
-            links=link_names(labels, apart),
-            interfaces=tuple(sorted({mains[seat][0] for seat in wrong})),
-        ),
-        {labels[seat]: text for seat, text in chosen.items()},
-        confidence=Confidence.LIKELY if odd and not odd.tie else Confidence.POSSIBLE,
-        # A reason, not a fault of its own: the calls that fail decide the verdict.
-        explained_by=next(failing, None),
-    )
