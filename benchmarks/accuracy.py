@@ -144,9 +144,9 @@ def page(
         "Each case runs once, on 2 to 4 hosts made of network namespaces: `nccl-doctor run` with "
         "the launcher that the case names (else its own), "
         f"`--join-timeout {JOIN_S:g}` (healthy ones {HEALTHY_JOIN_S:g}) and a "
-        "shared `--output-dir`, started on every host at once. An answer is right if its root "
-        "causes are the injected ones, each with a right code at exactly the injected place, and "
-        "nothing else. Seconds are from the "
+        "shared `--output-dir`, started on every host at once. An answer is right if its "
+        "findings above info that nothing explains are the injected ones, each with a right code "
+        "at exactly the injected place, and nothing else. Seconds are from the "
         "start of the first host to the end of the last. If hosts could not reach each other, "
         "the answer is their partial reports, merged by `nccl-doctor report merge`. Plain torchrun "
         f"(static rendezvous, then an all-reduce) is stopped after {STOCK_CAP_S:g} s; the table "
@@ -202,7 +202,8 @@ def _three(faults: Sequence[Row], unseen: Sequence[Row], healthy: Sequence[Row])
     return [
         "## Precision, recall, place",
         "",
-        "Precision: root causes above info that name an injected one, of all that are reported. "
+        "Precision: findings above info that nothing explains and that name an injected fault, of "
+        "all such findings. "
         "Recall: injected causes that are named by a right code at a place of theirs. Place: of "
         "those, the ones whose place is right, all of it and no more. With Wilson intervals of "
         "95 %. SkeletonHunter's figures are its authors' (SIGCOMM 2025): of faults in production, "

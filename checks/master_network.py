@@ -26,9 +26,10 @@ When it is wrong
 ----------------
 Interfaces are recognised by name: a bridge with the name of a docker bridge that does reach other
 machines is blamed only if no host came in through it. Hosts in different networks with routers
-between them are fine as long as there is a route. Pods of Kubernetes, and containers with a second
-network, are not taken for containers behind a bridge. For an elastic job that one host is enough
-for, it is a warning.
+between them are fine as long as there is a route. Pods of Kubernetes, containers with a second
+network, and those in a network that docker or podman does not choose by itself (172.17.0.0/16,
+10.88.0.0/16, …) are not taken for containers behind a bridge. For an elastic job that one host is
+enough for, it is a warning.
 
 References
 ----------
@@ -58,7 +59,7 @@ from nccl_doctor.api import (
     spans_machines,
 )
 from nccl_doctor.toolkit.c10d import port_of
-from nccl_doctor.toolkit.containers import network_for
+from nccl_doctor.toolkit.containers import is_bridged, network_for
 from nccl_doctor.toolkit.hosts import excuse_of
 from nccl_doctor.toolkit.nccl.interface_choice import subnet_prefixes
 from nccl_doctor.toolkit.net.interfaces import (
@@ -129,7 +130,7 @@ class MasterNetwork(Check):
         nic, own, net = mine[0]
         others = [view["networks"] for view in seen.values()]
         better = _shared([entry for entry in facts["networks"] if entry[0] != nic], others)
-        runtime = _runtime(cluster, master, own)
+        runtime = _runtime(cluster, master, own, net)
         if runtime:
             said = (
                 f"{own} on {nic} is the address of a container behind a bridge of its own machine, "
@@ -165,14 +166,17 @@ class MasterNetwork(Check):
         )
 
 
-def _runtime(cluster: Cluster, host: Host, own: str) -> str:
-    """Runtime of the container that this host is, if it is behind a bridge of its machine, with no
-    address but `own`; else empty. A network that spans machines comes with a second address.
+def _runtime(cluster: Cluster, host: Host, own: str, net: str) -> str:
+    """Runtime of a container behind a bridge of its machine, else empty.
+
+    `own` is its only address, in a network that the runtime gives to such bridges. One that spans
+    machines comes with a second address (docker_gwbridge), or was chosen by somebody (MACVLAN).
     """
     for rank, facts in cluster.facts("duplicate_address"):
         alone = facts["likely"] and facts["likely"][1] == own and not facts.get("others")
-        if rank.host.id == host.id and alone and facts.get("container") in ("docker", "podman"):
-            return str(facts["container"])
+        runtime = str(facts.get("container"))
+        if rank.host.id == host.id and alone and is_bridged(runtime, net):
+            return runtime
     return ""
 
 

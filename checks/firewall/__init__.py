@@ -7,7 +7,8 @@ On each address that NCCL (bootstrap, and data over sockets) and gloo would choo
 port, and every other host connects to it. The answer must prove that it is the right listener; 64
 bytes and then 1 MiB must come back unchanged; in between, small segments count what the road loses,
 for check `loss`. Then it opens as many connections at once as the job would, 8 at least. What fails
-is tried twice. Where something failed, the firewall rules of both ends are read (nft, iptables;
+is tried twice. Where ranks fail or hang together later, the hosts call once more: a firewall may
+have come up during the run. Where something failed, the firewall rules of both ends are read (nft, iptables;
 needs root) and the packet is followed through them; and the kernels are asked by netlink how they
 route it. That tells what a rule on the way back does too (`fib saddr . iif oif missing`, or `-m
 rpfilter` of iptables), with which firewalld drops IPv6 packets (IPv6_rpfilter). Meanwhile rank 0's
@@ -82,11 +83,11 @@ from nccl_doctor.toolkit.peers.matrix import (
     SILENT,
     PeerCall,
     filtered_ways,
-    read_calls,
     sort_calls,
     unroutable_hosts,
 )
 
+from .again import AGAIN, RULES_AGAIN, latest_calls, seats_again, was_open
 from .clients import clients_of_store, looked_up
 from .culprits import (
     Suspects,
@@ -96,72 +97,22 @@ from .culprits import (
     what_rules_say,
 )
 from .few_at_once import few_at_once
+from .kinds import (
+    EXACT,
+    INTERFACE_UNROUTABLE,
+    MTU_BLACKHOLE,
+    NO_NEIGHBOUR,
+    OPEN,
+    PEER_BLOCKED,
+    PEER_INTERCEPTED,
+    PEER_NO_ROUTE,
+    PEER_ONE_WAY,
+)
 from .local import RulesFacts, observe_rules
 from .shown import links_of
 from .strangers import STRANGER, judge_strangers
 from .windows import how_to_stay_inside, where_other_ports_pass
 
-_BOTH_WAYS = (
-    "NCCL and gloo need connections on ephemeral ports between all hosts, in both directions"
-)
-_EXACT = "export NCCL_SOCKET_IFNAME==<nic> GLOO_SOCKET_IFNAME=<nic>"
-_OPEN = "open all tcp between the job's hosts, at least the range net.ipv4.ip_local_port_range"
-
-INTERFACE_UNROUTABLE = Kind(
-    code="interface-unroutable",
-    layer=Layer.ROUTE,
-    title="The other hosts cannot reach a chosen address, but can reach another address",
-    why="NCCL opens data channels on every interface it finds (bridges, VPN, a second NIC): if "
-    "one of them leads nowhere, the job hangs after a healthy bootstrap.",
-    fix=_EXACT,
-)
-PEER_NO_ROUTE = Kind(
-    code="peer-no-route",
-    layer=Layer.ROUTE,
-    title="There is no route to the address that another host chose",
-    why="The connection fails at once (Network is unreachable, No route to host); NCCL does not "
-    "try again.",
-    fix="ip route get <address>; add the route or choose an interface in a common network: "
-    + _EXACT,
-)
-MTU_BLACKHOLE = Kind(
-    code="mtu-blackhole",
-    layer=Layer.ROUTE,
-    title="Small packets arrive, large packets are silently lost",
-    why="Bootstrap and small collectives work; the first large one hangs until the time-out.",
-    fix="lower the MTU to what the path carries (ping -M do -s 1472 <host> finds it), or let "
-    'ICMP "fragmentation needed" pass',
-)
-PEER_BLOCKED = Kind(
-    code="peer-blocked",
-    layer=Layer.PORT,
-    title="Hosts cannot connect to each other on ephemeral ports",
-    why=_BOTH_WAYS + ": with a silent drop the job waits for its whole time-out, NCCL up to an "
-    "hour.",
-    fix=_OPEN,
-)
-PEER_ONE_WAY = Kind(
-    code="peer-one-way",
-    layer=Layer.PORT,
-    title="Connections on ephemeral ports work in one direction only",
-    why=_BOTH_WAYS + ", whichever side connects.",
-    fix=_OPEN,
-)
-PEER_INTERCEPTED = Kind(
-    code="peer-intercepted",
-    layer=Layer.PORT,
-    title="Something else answers on the ports between the hosts",
-    why="A proxy (service mesh, transparent proxy) or another host accepts the connection and "
-    "does not pass it on: everything looks connected and no data moves.",
-    fix="exclude the job's traffic from the proxy (Istio: annotation sidecar.istio.io/inject: "
-    '"false"), and look for redirect rules and duplicate addresses',
-)
-
-_NO_NEIGHBOUR = {
-    "title": "No host on the local network answers for the address of another host",
-    "why": "The address is in a network that both hosts are said to be in, and packets for it stay "
-    "on the host that sends them: another VLAN, a wrong subnet mask, or an address that is gone.",
-}
 _RULES_S = 25.0
 _LEAST_AT_ONCE, _MOST_AT_ONCE = 8, 64
 """Connections that are made to each host at once, in addition to one that is tried in full."""
@@ -199,25 +150,30 @@ class Firewall(Check):
     reads = ("advertised_addresses", "duplicate_address", "interfaces", "nccl_library", "own_name")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """The matrix of all hosts; then the rules and routes at both ends of failed calls."""
+        """The matrix of all hosts; then the rules and routes at both ends of failed calls. Where
+        something fails later, the same again.
+        """
         if max(cluster.nnodes, len(cluster.hosts)) < 2:
             raise Skip("only one host: no peers")
-        first = [cluster.first_on(host) for host in cluster.present_hosts]
-        seats = tuple(rank.seat for rank in first if rank is not None)
+        speakers = [cluster.first_on(host) for host in cluster.present_hosts]
+        seats = tuple(rank.seat for rank in speakers if rank is not None)
         if not seats:
             return ()
         given = {"nccl": other_answers(cluster), **clients_of_store(cluster)}
         rounds = [Round("matrix", (seats,), calls_deadline(len(seats)), given, may_shrink=True)]
-        pairs = sample_for_rules(_Matrix(cluster).unanswered)
-        ends = sorted({pair[end] for pair in pairs for end in ("caller", "listener")})
-        if ends:
-            groups = tuple((seat,) for seat in ends)
-            rounds.append(Round("rules", groups, _RULES_S, {"pairs": pairs}))
+        first = _Matrix(cluster, at_first=True)
+        if first.unanswered:
+            return [*rounds, *_of_rules("rules", first)]
+        if first.calls and (again := seats_again(cluster, seats, self.name)):
+            limit_s = calls_deadline(len(again))
+            rounds.append(Round(AGAIN, (again,), limit_s, given, may_shrink=True))
+            rounds += _of_rules(RULES_AGAIN, _Matrix(cluster))
         return rounds
 
     def observe(self, ctx: Context) -> MatrixFacts | RulesFacts:
-        """Call every other host, or (round `rules`) read the rules of this one."""
-        return observe_rules(ctx) if ctx.round == "rules" else _observe_matrix(ctx)
+        """Call every other host, or (rounds `rules`) read the rules of this one."""
+        reads = ctx.round in ("rules", RULES_AGAIN)
+        return observe_rules(ctx) if reads else _observe_matrix(ctx)
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Findings on failed calls, with the firewall rules that explain them."""
@@ -243,6 +199,14 @@ def _observe_matrix(ctx: Context) -> MatrixFacts:
     return {**made, "port_range": list(port_range(ctx.root)), "clients": clients}
 
 
+def _of_rules(name: str, matrix: _Matrix) -> Sequence[Round]:
+    """The round that reads rules and routes at both ends of failed calls, if there are any."""
+    pairs = sample_for_rules(matrix.unanswered)
+    ends = sorted({pair[end] for pair in pairs for end in ("caller", "listener")})
+    groups = tuple((seat,) for seat in ends)
+    return (Round(name, groups, _RULES_S, {"pairs": pairs}),) if groups else ()
+
+
 def _burst(local_ranks: int) -> int:
     """Connections between two hosts at once: one for each pair of ranks, within reason."""
     return min(_MOST_AT_ONCE, max(_LEAST_AT_ONCE, local_ranks**2))
@@ -252,15 +216,17 @@ def _burst(local_ranks: int) -> int:
 
 
 class _Matrix:
-    """All calls, and the rules that were read."""
+    """All calls, and the rules that were read; `at_first`: those before anything else."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, at_first: bool = False) -> None:
         reports = list(cluster.facts(Firewall.name, "matrix"))
+        self.again = [] if at_first else list(cluster.facts(Firewall.name, AGAIN))
+        of_rules = "rules" if at_first or not self.again else RULES_AGAIN
         self.cluster = cluster
         self.backend = cluster.backend
         self.labels = host_labels(cluster)
         self.ranges = {rank.seat: facts["port_range"] for rank, facts in reports}
-        self.calls = read_calls(reports, cluster.backend)
+        self.calls = latest_calls(reports, self.again, cluster.backend)
         self.sorted = sort_calls(self.calls)
         self.down = {
             (rank.seat, nic["name"])
@@ -268,14 +234,14 @@ class _Matrix:
             for nic in facts.get("interfaces", ())
             if not (nic["up"] and nic["running"])
         }
-        self.rules = {rank.seat: facts for rank, facts in cluster.facts(Firewall.name, "rules")}
+        rules = list(cluster.facts(Firewall.name, of_rules))
+        self.rules = {rank.seat: facts for rank, facts in rules}
         self.likely = {
             facts["likely"][1]
             for _, facts in cluster.facts("duplicate_address")
             if facts.get("likely")
         }
         """Addresses that check `duplicate_address` compares."""
-        rules = cluster.facts(Firewall.name, "rules")
         self.filtered = {(rank.seat, way["own"]) for rank, way in filtered_ways(rules)}
 
     @property
@@ -320,6 +286,8 @@ def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
         nothing = "no large packet" if large else "nothing"
         message = f"{nothing} gets {_WAYS[found.cause.way]}: {message}"
         message += f"({len(pairs)} of {len(found.cause.pairs)} tried)"
+    if was_open({call.pair for call in calls}, matrix.again):
+        message += ", which were good as the run began"
     evidence: dict[str, Any] = {"calls": matrix.shown(calls)}
     confidence = found.confidence
     if found.rules:
@@ -337,7 +305,7 @@ def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
         if large and any(call.moved for call in calls):
             confidence = Confidence.POSSIBLE
     return Finding(
-        kind.variant(**_NO_NEIGHBOUR) if _has_no_neighbour(calls) else kind,
+        kind.variant(**NO_NEIGHBOUR) if _has_no_neighbour(calls) else kind,
         message,
         Where(hosts=matrix.names(found.seats), links=link_names(labels, pairs)),
         evidence,
@@ -356,20 +324,21 @@ def _fix(matrix: _Matrix, kind: Kind, found: Suspects) -> str:
         return f"on {matrix.labels[call.caller]}: " + kind.fix.replace("<address>", call.address)
     if _has_no_neighbour(found.calls):
         return f"on {matrix.labels[call.caller]}: ip neigh show {call.address}; compare VLAN, " + (
-            f"cable and subnet mask of both ends, or choose another interface: {_EXACT}"
+            f"cable and subnet mask of both ends, or choose another interface: {EXACT}"
         )
     remove = kind in (MTU_BLACKHOLE, PEER_INTERCEPTED)
     if remove and not found.rules:
         return kind.fix.replace("<host>", call.address)
     steps = how_to_open(found, matrix.labels, matrix.rules, remove=remove)
     if steps and not remove:
-        inside = how_to_stay_inside(matrix.cluster, sorted(found.rules))
+        inside = how_to_stay_inside(matrix.cluster, matrix.rules, sorted(found.rules))
         steps += f". Or stay inside of what is open: {inside}" if inside else ""
     ends = {call.listener for call in found.calls}
     low, high = next(ports for seat, ports in matrix.ranges.items() if seat in ends)
     everywhere = "in the hosts' firewalls, security groups and ACLs"
-    some = "" if steps or remove else where_other_ports_pass(matrix.cluster, found.calls)
-    return steps or f"{_OPEN} ({low}-{high}), {everywhere}" + (f"; {some}" if some else "")
+    known = steps or remove or matrix.again
+    some = "" if known else where_other_ports_pass(matrix.cluster, found.calls)
+    return steps or f"{OPEN} ({low}-{high}), {everywhere}" + (f"; {some}" if some else "")
 
 
 def _unroutable(matrix: _Matrix) -> Iterator[Finding]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from nccl_doctor.api import Cluster, Rank
 from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules
@@ -44,14 +45,18 @@ def open_windows(rules: Rules, packet: Packet) -> list[tuple[int, int]]:
     return [] if left else [each for each in found if each[1] - each[0] + 1 >= _LEAST]
 
 
-def how_to_stay_inside(cluster: Cluster, seats: Sequence[int]) -> str:
+def how_to_stay_inside(
+    cluster: Cluster, rules: Mapping[int, Mapping[str, Any]], seats: Sequence[int]
+) -> str:
     """Commands that move the ports of the job on these hosts into what their firewalls leave open;
     empty if they leave nothing open, or are not known. Of many hosts, the first ones.
+
+    `rules`: seat → facts of the round that read the rules.
     """
-    rules = {rank.seat: (rank, facts) for rank, facts in cluster.facts("firewall", "rules")}
+    speakers = {rank.seat: rank for rank in cluster.ranks}
     steps = []
     for seat in seats[:_MOST_HOSTS]:
-        rank, facts = rules[seat]
+        rank, facts = speakers[seat], rules[seat]
         windows: Sequence[Sequence[int]] = facts.get("open") or ()
         if not windows:
             continue

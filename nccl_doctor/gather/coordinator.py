@@ -60,6 +60,7 @@ class Coordinator:
         self._evidence = evidence
         self._number = 0
         self._silent: set[int] = set()
+        self._held: dict[str, set[str]] = {}
         self._hung: set[int] = set()
         self._has_looked = False
         self._deaths = Deaths(box, evidence)
@@ -88,6 +89,8 @@ class Coordinator:
                 self._observe_together(check, before=True)
         for check in checks:
             self._observe_together(check)
+        for check in checks:  # what came later may be a reason to look once more
+            self._observe_together(check)
         self._late = roll.latecomers()
         for seat in self._late:
             self._box.put(f"late/{seat}", True)
@@ -110,7 +113,7 @@ class Coordinator:
     def _observe_together(self, check: Check, *, before: bool = False) -> None:
         """Hold the rounds of a check: of one that looks back `before`, or else the others."""
         early = {BEFORE} if check.turn is Turn.LAST else set[str]()
-        held: set[str] = set()
+        held = self._held.setdefault(check.name, set())
         while rounds := [
             r for r in self._planned(check) if r.name not in held and (r.name in early) is before
         ]:
@@ -329,11 +332,13 @@ class Coordinator:
 def longest_round(left_s: float) -> float:
     """Seconds that a round may take, of those that are left.
 
-    Where somebody is waited for in vain, there is still to be time to look again, and to tell the
-    others the end before their own time is over: they may have started earlier.
+    Where somebody is waited for in vain, there is still to be time to look again, together after a
+    long round; and to tell the others the end before their own time is over: they may have started
+    earlier.
     """
     most = left_s - SETTLE_S
-    return max(most - LOOK_S, min(most, LOOK_S))
+    together_s = LOOK_S + SETTLE_S + 1.0 if most > 4 * LOOK_S else LOOK_S
+    return max(most - together_s, min(most, LOOK_S))
 
 
 def hung_within(outcome: Outcome, wanted_s: float, given_s: float, timeout_s: float) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,29 @@ def network_for(runtime: str) -> str:
     return (
         f"{runtime} run --network=host on every machine, or a network that spans them (docker "
         "network create -d overlay --attachable NAME, in a swarm)"
+    )
+
+
+_BRIDGED = {
+    "docker": (("172.16.0.0/12", 16), ("192.168.0.0/16", 20)),
+    "podman": (("10.88.0.0/16", 16), ("10.89.0.0/16", 24)),
+}
+"""Runtime → networks that it gives to bridges of one machine by itself, and their lengths: docker's
+default-address-pools, podman's default_subnet and default_subnet_pools (containers.conf).
+"""
+
+
+def is_bridged(runtime: str, network: str) -> bool:
+    """Whether a runtime gives containers this network (`172.17.0.0/16`) behind a bridge of one
+    machine, unless somebody has chosen networks of their own.
+    """
+    try:
+        net = ipaddress.ip_network(network)
+    except ValueError:
+        return False
+    return isinstance(net, ipaddress.IPv4Network) and any(
+        net.prefixlen == length and net.subnet_of(ipaddress.IPv4Network(pool))
+        for pool, length in _BRIDGED.get(runtime, ())
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from nccl_doctor.api import (
     ALONE,
+    Cluster,
     Confidence,
     Context,
     Launch,
@@ -26,7 +27,7 @@ from nccl_doctor.toolkit.firewall.netfilter import Rules
 from nccl_doctor.toolkit.firewall.rulesets import parse_nft
 from nccl_doctor.toolkit.net.interfaces import Interface
 from nccl_doctor.toolkit.peers.listeners import Listeners
-from tests.support.clusters import make_cluster, outcome
+from tests.support.clusters import make_cluster, outcome, reread
 from tests.support.peers import (
     DROPPED,
     NO_ROUTE,
@@ -231,6 +232,54 @@ def test_the_first_round_is_everybody() -> None:
 
 def test_no_second_round_where_all_is_well() -> None:
     assert [each.name for each in CHECK.plan(World(3).cluster())] == ["matrix"]
+
+
+def with_round(
+    cluster: Cluster, check: str, name: str, by_host: Mapping[str, Outcome | Mapping[str, Any]]
+) -> Cluster:
+    """The same cluster with one more round of a check, by host."""
+    hosts = []
+    for host in cluster.hosts:
+        facts = {each: dict(rounds) for each, rounds in host.facts.items()}
+        if host.label in by_host:
+            facts.setdefault(check, {})[name] = outcome(by_host[host.label])
+        hosts.append(replace(host, facts=reread(facts)))
+    ranks = [replace(rank, host=hosts[rank.host.id]) for rank in cluster.ranks]
+    return replace(cluster, hosts=tuple(hosts), ranks=tuple(ranks))
+
+
+def hung(cluster: Cluster, *names: str) -> Cluster:
+    """The same cluster, in which ranks of these hosts hung in a later check."""
+    stuck = Outcome(OutcomeStatus.HUNG, reason="no progress")
+    by_host = {host.label: stuck if host.label in names else {} for host in cluster.hosts}
+    return with_round(cluster, "collectives", "world", by_host)
+
+
+def test_where_a_group_hung_the_hosts_call_again() -> None:
+    cluster = World(3).cluster()
+    assert [each.name for each in CHECK.plan(hung(cluster))] == ["matrix"]
+    matrix, again = CHECK.plan(hung(cluster, "nd0", "nd1"))
+    assert (again.name, again.groups) == ("again", matrix.groups)
+    shut = World(3).fail([("nd0", "nd2")], DROPPED).cluster()
+    assert [each.name for each in CHECK.plan(hung(shut, "nd0"))] == ["matrix", "rules"]
+
+
+def test_a_firewall_that_comes_up_during_the_run_is_named() -> None:
+    later = World(3).fail([("nd0", "nd1"), ("nd2", "nd1")], DROPPED)
+    world = hung(World(3).cluster(), "nd0", "nd1", "nd2")
+    cluster = with_round(world, "firewall", "again", later.facts)
+    *_, rules = CHECK.plan(cluster)
+    assert (rules.name, rules.groups) == ("rules-again", ((0,), (2,), (4,)))
+    later.hit("nd1", ("nd0", "nd1")).hit("nd1", ("nd2", "nd1"))
+    cluster = with_round(cluster, "firewall", "rules-again", later.rules)
+    found = only(list(CHECK.judge(cluster)), "peer-one-way")
+    assert (found.where.hosts, found.confidence) == (("nd1",), Confidence.CERTAIN)
+    assert "which were good as the run began" in found.message
+
+
+def test_calls_that_work_again_are_good() -> None:
+    cluster = hung(World(3).cluster(), "nd0", "nd1")
+    assert list(CHECK.judge(with_round(cluster, "firewall", "again", World(3).facts))) == []
 
 
 def test_rank_0s_host_looks_up_who_calls_its_store() -> None:

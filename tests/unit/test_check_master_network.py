@@ -70,9 +70,15 @@ MGMT_MASTER = views("10.1.0.5", MGMT, ETH)
 ALONE = {"nd0": DOCKER_MASTER["nd0"]}
 
 
-def in_container(runtime: str, *others: str, master: str = "172.17.0.2", **more: Any) -> Cluster:
+def in_container(
+    runtime: str,
+    *others: str,
+    master: str = "172.17.0.2",
+    net: str = "172.17.0.0/16",
+    **more: Any,
+) -> Cluster:
     """What rank 0's host sees alone, in a container with this address on eth0."""
-    facts = facts_of("172.17.0.2", 0, ("eth0", "172.17.0.2", "172.17.0.0/16"))
+    facts = facts_of("172.17.0.2", 0, ("eth0", "172.17.0.2", net))
     cluster = cluster_of({"nd0": {**facts, "master_addr": master}}, absent_nodes=[1, 2], **more)
     made = {"likely": ["eth0", "172.17.0.2"], "others": list(others), "container": runtime}
     return with_facts(cluster, "duplicate_address", {"nd0": made})
@@ -124,6 +130,7 @@ class TestContainersBehindBridges:
         assert judge(in_container("kubernetes")) == []  # pods of several nodes share a network
         assert judge(in_container("docker", "10.0.1.5")) == []  # an overlay, and docker_gwbridge
         assert judge(in_container("")) == []
+        assert judge(in_container("docker", net="172.17.0.0/24")) == []  # MACVLAN on the hosts' net
 
 
 class TestBridgeOfContainers:

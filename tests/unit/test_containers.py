@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nccl_doctor.toolkit.containers import container_of, is_handed_in
+import pytest
+
+from nccl_doctor.toolkit.containers import container_of, is_bridged, is_handed_in
 from tests.support import fabrics
 
 
@@ -39,3 +41,23 @@ def test_other_interfaces_and_those_that_are_not_there(tmp_path: Path) -> None:
     fabrics.write(tmp_path, "sys/class/net/eth2/device/vendor", "0x15b3")
     assert not nic(tmp_path, "eth2", iflink="6")
     assert not is_handed_in("eth9", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "network", "bridged"),
+    [
+        ("docker", "172.17.0.0/16", True),
+        ("docker", "172.31.0.0/16", True),
+        ("docker", "192.168.16.0/20", True),
+        ("docker", "192.168.77.0/24", False),
+        ("docker", "10.88.0.0/16", False),
+        ("podman", "10.88.0.0/16", True),
+        ("podman", "10.89.3.0/24", True),
+        ("podman", "172.17.0.0/16", False),
+        ("kubernetes", "172.17.0.0/16", False),
+        ("docker", "fd00::/64", False),
+        ("docker", "", False),
+    ],
+)
+def test_networks_that_runtimes_give_to_bridges(runtime: str, network: str, bridged: bool) -> None:
+    assert is_bridged(runtime, network) is bridged

@@ -67,7 +67,8 @@ def test_a_bad_step_is_refused(bad: dict[str, Any]) -> None:
 
 def report(*roots: tuple[str, dict[str, list[Any]]]) -> dict[str, Any]:
     nowhere: dict[str, list[Any]] = {"hosts": [], "links": [], "nodes": []}
-    return {"root_causes": [{"code": code, "where": {**nowhere, **at}} for code, at in roots]}
+    rest = {"severity": "fail", "explained_by": None}
+    return {"findings": [{"code": code, "where": {**nowhere, **at}, **rest} for code, at in roots]}
 
 
 LINK = Case("a", "", expect=(Cause(frozenset(["x", "y"]), links=frozenset([("nd0", "nd1")])),))
@@ -99,6 +100,15 @@ def test_no_other_report_may_blame_a_healthy_host() -> None:
     right = report(("y", {"links": [["nd0", "nd1"]]}))
     assert score(LINK, right, [report(("y", {"hosts": ["nd1"]}))]).is_right
     assert score(LINK, right, [report(("y", {"hosts": ["nd2"]}))]).blamed == ("nd2",)
+
+
+def test_what_is_explained_or_only_information_does_not_count() -> None:
+    found = report(("y", {"links": [["nd0", "nd1"]]}), ("z", {"hosts": ["nd1"]}), ("i", {}))
+    found["findings"][1]["explained_by"] = "y"
+    found["findings"][2]["severity"] = "info"
+    assert score(LINK, found).is_right
+    found["findings"][1] |= {"explained_by": None, "severity": "warn"}
+    assert [str(cause) for cause in score(LINK, found).wrong] == ["z (nd1)"]
 
 
 def test_healthy_means_nothing_at_all() -> None:

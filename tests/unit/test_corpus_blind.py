@@ -78,6 +78,7 @@ def test_ends_that_nothing_tells_apart_may_stand_for_a_host() -> None:
     lost = Cause(frozenset(["x"]), hosts=frozenset(["nd1"]), or_links=links)
     said = Cause(frozenset(["x"]), links=links)
     where = {"hosts": [], "links": [["nd0", "nd1"], ["nd1", "nd0"]], "nodes": []}
-    report = {"root_causes": [{"code": "x", "where": where}]}
+    found = {"code": "x", "where": where, "severity": "fail", "explained_by": None}
+    report = {"findings": [found]}
     assert score(Case("c", "", expect=(lost,)), report).is_right
     assert figures([(Case("c", "", expect=(lost,)), Score((said,), (), (), ()))]).recall.value == 1

@@ -15,9 +15,9 @@ Report = Mapping[str, Any]
 class Score:
     """One run of one case.
 
-    `reported` are the root causes above info. `missed` are injected causes of which some place is
-    named by none of them; `wrong` are root causes with a place that was not injected; `blamed` are
-    healthy hosts that some report of the run blames.
+    `reported` are the findings above info that nothing explains. `missed` are injected causes that
+    have a place named by none of them; `wrong` are those with a place that was not injected;
+    `blamed` are healthy hosts that some report of the run blames.
     """
 
     reported: tuple[Cause, ...]
@@ -53,9 +53,14 @@ def score(case: Case, answer: Report | None, others: Sequence[Report] = ()) -> S
 
 
 def causes_of(report: Report | None) -> tuple[Cause, ...]:
-    """Root causes of a report, findings of one code and place once."""
+    """Findings above info of a report that no other one explains; of one code and place once.
+
+    Root causes, and, beside a failure, warnings: a second fault may be no more than one.
+    """
     found = []
-    for finding in (report or {}).get("root_causes", ()):
+    for finding in (report or {}).get("findings", ()):
+        if finding["severity"] == "info" or finding["explained_by"] is not None:
+            continue
         where = finding["where"]
         cause = Cause(
             codes=frozenset([finding["code"]]),

@@ -1,0 +1,67 @@
+"""Kinds of check firewall, and the fixes that several of them have."""
+
+from __future__ import annotations
+
+from nccl_doctor.api import Kind, Layer
+
+_BOTH_WAYS = (
+    "NCCL and gloo need connections on ephemeral ports between all hosts, in both directions"
+)
+EXACT = "export NCCL_SOCKET_IFNAME==<nic> GLOO_SOCKET_IFNAME=<nic>"
+OPEN = "open all tcp between the job's hosts, at least the range net.ipv4.ip_local_port_range"
+
+INTERFACE_UNROUTABLE = Kind(
+    code="interface-unroutable",
+    layer=Layer.ROUTE,
+    title="The other hosts cannot reach a chosen address, but can reach another address",
+    why="NCCL opens data channels on every interface it finds (bridges, VPN, a second NIC): if "
+    "one of them leads nowhere, the job hangs after a healthy bootstrap.",
+    fix=EXACT,
+)
+PEER_NO_ROUTE = Kind(
+    code="peer-no-route",
+    layer=Layer.ROUTE,
+    title="There is no route to the address that another host chose",
+    why="The connection fails at once (Network is unreachable, No route to host); NCCL does not "
+    "try again.",
+    fix="ip route get <address>; add the route or choose an interface in a common network: "
+    + EXACT,
+)
+MTU_BLACKHOLE = Kind(
+    code="mtu-blackhole",
+    layer=Layer.ROUTE,
+    title="Small packets arrive, large packets are silently lost",
+    why="Bootstrap and small collectives work; the first large one hangs until the time-out.",
+    fix="lower the MTU to what the path carries (ping -M do -s 1472 <host> finds it), or let "
+    'ICMP "fragmentation needed" pass',
+)
+PEER_BLOCKED = Kind(
+    code="peer-blocked",
+    layer=Layer.PORT,
+    title="Hosts cannot connect to each other on ephemeral ports",
+    why=_BOTH_WAYS + ": with a silent drop the job waits for its whole time-out, NCCL up to an "
+    "hour.",
+    fix=OPEN,
+)
+PEER_ONE_WAY = Kind(
+    code="peer-one-way",
+    layer=Layer.PORT,
+    title="Connections on ephemeral ports work in one direction only",
+    why=_BOTH_WAYS + ", whichever side connects.",
+    fix=OPEN,
+)
+PEER_INTERCEPTED = Kind(
+    code="peer-intercepted",
+    layer=Layer.PORT,
+    title="Something else answers on the ports between the hosts",
+    why="A proxy (service mesh, transparent proxy) or another host accepts the connection and "
+    "does not pass it on: everything looks connected and no data moves.",
+    fix="exclude the job's traffic from the proxy (Istio: annotation sidecar.istio.io/inject: "
+    '"false"), and look for redirect rules and duplicate addresses',
+)
+
+NO_NEIGHBOUR = {
+    "title": "No host on the local network answers for the address of another host",
+    "why": "The address is in a network that both hosts are said to be in, and packets for it stay "
+    "on the host that sends them: another VLAN, a wrong subnet mask, or an address that is gone.",
+}
