@@ -8,13 +8,13 @@ port, and every other host connects to it. The answer must prove that it is the 
 bytes and then 1 MiB must come back unchanged; in between, small segments count what the road loses,
 for check `loss`. Then it opens as many connections at once as the job would, 8 at least. What fails
 is tried twice. Where ranks fail or hang together later, the hosts call once more: a firewall may
-have come up during the run. Where something failed, the firewall rules of both ends are read (nft, iptables;
-needs root) and the packet is followed through them; and the kernels are asked by netlink how they
-route it. That tells what a rule on the way back does too (`fib saddr . iif oif missing`, or `-m
-rpfilter` of iptables), with which firewalld drops IPv6 packets (IPv6_rpfilter). Meanwhile rank 0's
-host looks up the names of the addresses that call its store, for check `master_addr`. Whoever else
-connects to the ports of this check and of `advertised_addresses` is counted, with the first thing
-that they say.
+have come up during the run. Where something failed, the firewall rules of both ends are read (nft,
+iptables; needs root) and the packet is followed through them; and the kernels are asked by netlink
+how they route it. That tells what a rule on the way back does too (`fib saddr . iif oif missing`,
+or `-m rpfilter` of iptables), with which firewalld drops IPv6 packets (IPv6_rpfilter). Meanwhile
+rank 0's host looks up the names of the addresses that call its store, for check `master_addr`.
+Whoever else connects to the ports of this check and of `advertised_addresses` is counted, with the
+first thing that they say.
 
 Why it matters
 --------------
