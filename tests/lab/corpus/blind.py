@@ -66,8 +66,9 @@ class Mechanism:
 
     Attributes:
         draw: a fault of a cluster.
-        stage: `join`, where a host cannot take part; `facts`, where the facts of a host say it;
-            `calls`, `speed`, and `during` for what begins in the run.
+        stage: `join`, where a host cannot take part; `shut`, where its groups cannot form; `facts`,
+            where the facts of a host say it; `calls`, `speed`, and `during` for what begins in the
+            run.
         launchers: that can have it.
         least: number of hosts that it needs.
         first: whether it may be on node 0.
@@ -84,9 +85,13 @@ class Mechanism:
 
 Draw = Callable[[Cluster], Fault]
 MECHANISMS: dict[str, Mechanism] = {}
-TOGETHER = {("join", "facts"), ("facts", "calls"), ("facts", "speed"), ("facts", "during")}
-TOGETHER |= {("facts", "facts"), ("join", "join"), ("calls", "calls")}
-"""Stages of two faults that one run can show. Where a host is missing, no speed is measured."""
+_WITH_ALL = ("join", "shut", "calls", "speed", "during", "facts")
+TOGETHER = {("facts", other) for other in _WITH_ALL}
+TOGETHER |= {("join", "join"), ("join", "shut"), ("shut", "shut"), ("shut", "calls")}
+TOGETHER |= {("calls", "calls")}
+"""Stages of two faults that one run can show. Where a host cannot take part, no speed is measured
+with it, and no group is held that something could happen to.
+"""
 
 
 def mechanism(stage: str, **more: Any) -> Callable[[Draw], Draw]:

@@ -188,17 +188,17 @@ def other_nnodes(of: Cluster) -> Fault:
     return at_host(f"--nnodes {count}", of.victim, "nnodes-differs", step)
 
 
-# Facts of a host ----------------------------------------------------------------------------------
+# Hosts whose groups cannot form, and facts of a host ----------------------------------------------------------------------------------
 
 
-@mechanism("facts", launchers=BY_HOST)
+@mechanism("shut", launchers=BY_HOST)
 def own_name_loopback(of: Cluster) -> Fault:
     """Debian's line for the own name."""
     step = {"do": "names", "set": {of.victim: "127.0.1.1"}}
     return at_host("own name leads to 127.0.1.1", of.victim, "addr-loopback", step)
 
 
-@mechanism("facts", launchers=NO_RENDEZVOUS, first=False)
+@mechanism("shut", launchers=NO_RENDEZVOUS, first=False)
 def own_name_unresolvable(of: Cluster) -> Fault:
     """A host cannot resolve its own name."""
     step = {"do": "names", "set": {of.victim: ""}}
@@ -213,7 +213,7 @@ def name_server_silent(of: Cluster) -> Fault:
     return at_host(f"name server does not answer ({order})", of.victim, "dns-slow", step)
 
 
-@mechanism("facts", launchers=BY_HOST)
+@mechanism("shut", launchers=BY_HOST)
 def interface_missing(of: Cluster) -> Fault:
     """GLOO_SOCKET_IFNAME names no interface."""
     name = of.random.choice(("ib7", "ens5", "eth1"))
@@ -221,14 +221,14 @@ def interface_missing(of: Cluster) -> Fault:
     return at_host(f"GLOO_SOCKET_IFNAME={name}", of.victim, "interface-missing", step)
 
 
-@mechanism("facts", launchers=BY_HOST)
+@mechanism("shut", launchers=BY_HOST)
 def interface_loopback(of: Cluster) -> Fault:
     """GLOO_SOCKET_IFNAME=lo."""
     step = {"do": "env", "set": {"GLOO_SOCKET_IFNAME": "lo"}}
     return at_host("GLOO_SOCKET_IFNAME=lo", of.victim, "interface-loopback", step)
 
 
-@mechanism("facts", launchers=BY_HOST)
+@mechanism("shut", launchers=BY_HOST)
 def interface_down(of: Cluster) -> Fault:
     """GLOO_SOCKET_IFNAME names an interface that is down."""
     steps = (
