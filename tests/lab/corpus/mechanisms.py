@@ -188,7 +188,7 @@ def other_nnodes(of: Cluster) -> Fault:
     return at_host(f"--nnodes {count}", of.victim, "nnodes-differs", step)
 
 
-# Hosts whose groups cannot form, and facts of a host ----------------------------------------------------------------------------------
+# Hosts whose groups cannot form, and facts of a host ----------------------------------------------
 
 
 @mechanism("shut", launchers=BY_HOST)
