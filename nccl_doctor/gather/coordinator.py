@@ -62,6 +62,7 @@ class Coordinator:
         self._silent: set[int] = set()
         self._held: dict[str, set[str]] = {}
         self._hung: set[int] = set()
+        self._failed = False
         self._has_looked = False
         self._deaths = Deaths(box, evidence)
         self._doubts = doubts
@@ -89,7 +90,7 @@ class Coordinator:
                 self._observe_together(check, before=True)
         for check in checks:
             self._observe_together(check)
-        for check in checks:  # what came later may be a reason to look once more
+        for check in checks if self._failed else ():  # that may be a reason to look once more
             self._observe_together(check)
         self._late = roll.latecomers()
         for seat in self._late:
@@ -245,6 +246,7 @@ class Coordinator:
         return Outcome(OutcomeStatus.SILENT, reason=words, signal=name)
 
     def _record(self, seat: int, check: Check, round_: Round, outcome: Outcome, group: int) -> None:
+        self._failed = self._failed or outcome.status is not OutcomeStatus.OK
         if outcome.status is OutcomeStatus.HUNG:
             self._hung.add(seat)
         outcome = replace(outcome, group=group)

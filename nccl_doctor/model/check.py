@@ -205,8 +205,8 @@ class Check:
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """Rounds to hold, given what is known. Called again after each batch, until it returns no
-        new round, and once more at the end of the run; so a later round may depend on the outcome
-        of an earlier one, or of a later check.
+        new round, and once more at the end of a run in which something failed; so a later round may
+        depend on the outcome of an earlier one, or of a later check.
 
         Raises:
             Skip: there is nothing in this cluster or this job to try together.
