@@ -10,6 +10,7 @@ two pods of one name do not live at once.
 from __future__ import annotations
 
 import hashlib
+import resource
 import socket
 from collections.abc import Mapping
 
@@ -17,11 +18,14 @@ from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.toolkit.host import host_name
 
 _held: list[socket.socket] = []
+_FEW_FILES = 64
+"""With fewer open files allowed, the sign-in needs every one of them."""
 
 
 def alone_as(launch: Launch, environ: Mapping[str, str], key: str) -> str:
     """The place that no other living process here claims, with this host: of a rank, or of a host
-    that has yet to start its ranks. Empty if another one does, or if the kernel has no such names.
+    that has yet to start its ranks. Empty if another one does, if the kernel has no such names, or
+    if few open files are allowed.
 
     It is held as long as this process lives.
 
@@ -32,7 +36,8 @@ def alone_as(launch: Launch, environ: Mapping[str, str], key: str) -> str:
     """
     host = launch.launcher == OWN and not launch.local_rank
     number = launch.node_rank if host else launch.rank
-    if number is None and not host:
+    few = resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _FEW_FILES
+    if few or (number is None and not host):
         return ""
     place = f"{'host' if host else 'rank'} {'' if number is None else number}"
     meeting = f"{launch.master_addr} {launch.master_port} {launch.run_id} {place}"
