@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from nccl_doctor.toolkit.cpu_wait import CpuWatch
 
@@ -36,8 +36,9 @@ class Joining:
             with self.phase(name):
                 yield
         finally:
-            self._add("cpu_waited_s", max(0.0, watch.report()["waited_s"] or 0.0))
-            self.seconds["load"] = round(os.getloadavg()[0] / (os.cpu_count() or 1), 2)
+            with suppress(OSError):  # few open files are allowed, and the store took the last one
+                self._add("cpu_waited_s", max(0.0, watch.report()["waited_s"] or 0.0))
+                self.seconds["load"] = round(os.getloadavg()[0] / (os.cpu_count() or 1), 2)
 
     def _add(self, name: str, seconds: float) -> None:
         self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 3)
