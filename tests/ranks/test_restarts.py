@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -218,9 +219,13 @@ def test_an_elastic_job_outlives_a_host_only_with_restarts(
             os.kill(pid, signal.SIGKILL)
         assert hosts[0].wait(2 * WAIT_S) == code
     finally:
+        below = [pid for host in hosts for pid in descendants(host.pid)]
         for host in hosts:
             host.kill()
             host.wait()
+        for pid in below:  # the workers of an agent outlive it
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_a_rank_that_comes_when_all_have_begun_is_told_so(agents: Agents) -> None:

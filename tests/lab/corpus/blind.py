@@ -56,7 +56,8 @@ class Cluster:
     nproc: int
 
     def other(self, *but: str) -> str:
-        """Another host than the victim and these."""
+        """Another host than the victim and these; srun itself is on the first one, and needs it."""
+        but = (*but, self.names[0]) if self.launcher == "srun" else but
         return self.random.choice([n for n in self.names if n not in (self.victim, *but)])
 
 
@@ -113,9 +114,10 @@ def cases(seed: int, count: int, first: int = 0) -> Iterator[Case]:
 def case(seed: int, number: int) -> Case:
     """One case of a seed: about a third have two faults, on different hosts."""
     draw = random.Random(f"{seed} blind {number}")
-    hosts = draw.choices((2, 3, 4), (3, 5, 2))[0]
-    names = [f"nd{index}" for index in range(hosts)]
     launcher = draw.choices(LAUNCHERS, (6, 3, 2, 3, 1))[0]
+    # Under srun nothing is done to the first host.
+    hosts = draw.choices((2, 3, 4), (3 if launcher != "srun" else 0, 5, 2))[0]
+    names = [f"nd{index}" for index in range(hosts)]
     nproc = 1 if launcher == "plain" or hosts == 4 else draw.choice((1, 1, 2))
     wanted = 2 if hosts > 2 and draw.random() < 0.45 else 1
     faults: list[Fault] = []
@@ -126,7 +128,7 @@ def case(seed: int, number: int) -> Case:
             continue
         if any(not {(kind.stage, each), (each, kind.stage)} & TOGETHER for each in stages):
             continue
-        victim = draw.choice(names if kind.first else names[1:])
+        victim = draw.choice(names if kind.first and launcher != "srun" else names[1:])
         fault = kind.draw(Cluster(draw, names, victim, launcher, nproc))
         if any(fault.hosts & each.hosts for each in faults):
             continue
