@@ -79,8 +79,9 @@ def rules(scene: Scene, text: str) -> None:
     """The lines of an input chain on every host, whose policy is to drop."""
     for host in scene.lab.hosts:
         host.nft(
-            "table inet filter { chain input { type filter hook input priority 0; policy drop; "
-            f"{text} }} }}"
+            "table inet filter {\n chain input {\n"
+            "type filter hook input priority 0; policy drop;\n"
+            f"{text}\n }}\n}}\n"
         )
 
 
