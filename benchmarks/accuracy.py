@@ -46,7 +46,7 @@ BLIND = 150
 """Faults of the blind slice."""
 HEALTHY = 200
 PRECISION, RECALL, PLACE = 0.985, 0.993, 0.97
-"""Of the blind slice."""
+"""Least shares that the blind slice has to reach."""
 PEER = ("98.2%", "99.3%", "95.7%")
 """The same of SkeletonHunter, in production: SIGCOMM 2025, as its authors published it."""
 

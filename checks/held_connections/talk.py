@@ -43,7 +43,7 @@ _NUMBER_BYTES = 8
 _HELLO = struct.Struct(f"!{len(_MAGIC)}s{TOKEN_BYTES}sc{_NUMBER_BYTES}sQ")
 _MOST_SERVED = 512
 _LINGER_S = 1.0
-"""Who lost all connections at once is given this long to call again."""
+"""Seconds for a host that lost all connections at once to call again."""
 
 
 @dataclass(frozen=True)

@@ -12,4 +12,4 @@ MAX_LOCAL_RANKS = 4096
 MAX_SECONDS = 1_000_000.0
 """Length of a time limit, eleven days: `poll` and `alarm` take no more than some weeks."""
 MOST_MORE_S = 480
-"""Whole seconds by which rank 0 may put off the end of a run without --timeout."""
+"""Most seconds, whole ones, by which rank 0 may put off the end of a run without --timeout."""

@@ -12,7 +12,7 @@ from nccl_doctor.model.limits import MOST_MORE_S
 
 
 class MoreTime:
-    """Whole seconds more, at most `MOST_MORE_S`, for this process and those that it forks later.
+    """Seconds more, whole ones, at most `MOST_MORE_S`, for this process and what it forks later.
 
     There is one byte for each second, and the last one that is set counts. So it never gets less,
     whoever writes at the same time, and there is nothing to lock.

@@ -71,6 +71,15 @@ def on_the_path(lab: Lab, *rules: str) -> None:
     )
 
 
+def cut_path(lab: Lab, one: Host, *others: Host) -> None:
+    """Something between one host and others drops everything, both ways."""
+    pairs = [(one.address, other.address) for other in others]
+    on_the_path(
+        lab,
+        *(f"ip saddr {a} ip daddr {b} drop" for pair in pairs for a, b in (pair, pair[::-1])),
+    )
+
+
 def break_pair(lab: Lab, one: Host, other: Host) -> None:
     """Something between two hosts lets no new connection to ephemeral ports pass, either way."""
     on_the_path(

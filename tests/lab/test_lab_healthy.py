@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.lab.corpus import shapes
+from tests.lab.corpus.inject import Scene
 from tests.lab.lab import PATIENT, Lab
 from tests.lab.reading import check_healthy
 
@@ -42,12 +44,7 @@ def test_two_hosts_as_a_user_starts_them(lab: Lab) -> None:
 
 def test_hosts_with_addresses_that_stand_alone(lab: Lab) -> None:
     """As in GCE or a pod of Calico: /32, and a gateway that is reached by the device."""
-    lab.in_switch("ip", "addr", "add", "192.168.77.254/24", "dev", "br0")
-    lab.in_switch("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
-    for host in lab.hosts:
-        host.call("ip", "addr", "flush", "dev", "eth0")
-        host.call("ip", "addr", "add", f"{host.address}/32", "dev", "eth0")
-        host.call("ip", "route", "add", "default", "via", "192.168.77.254", "dev", "eth0", "onlink")
+    shapes.stand_alone(Scene(lab))
     run = lab.plain_doctor(*PATIENT, nproc=1)
     check_healthy(run, ranks=2)
     assert run.report is not None
@@ -58,10 +55,6 @@ def test_hosts_with_addresses_that_stand_alone(lab: Lab) -> None:
 @pytest.mark.wide
 def test_hosts_with_ipv6_only(lab: Lab) -> None:
     """No IPv4 address but loopback's, and names that lead to IPv6 addresses."""
-    addresses = {host.name: f"fd77::{host.index + 1}" for host in lab.hosts}
-    for host in lab.hosts:
-        host.call("ip", "addr", "flush", "dev", "eth0")
-        host.call("ip", "addr", "add", f"{addresses[host.name]}/64", "dev", "eth0", "nodad")
-        host.set_hosts(lab.names_text(**addresses))
+    shapes.ipv6_only(Scene(lab))
     run = lab.plain_doctor(*PATIENT, nproc=1)
     check_healthy(run, ranks=2)

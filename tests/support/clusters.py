@@ -102,6 +102,21 @@ def make_cluster(
     return replace(cluster, **cluster_fields)
 
 
+def with_round(
+    cluster: Cluster, check: str, name: str, by_host: Mapping[str, Mapping[str, Any] | Outcome]
+) -> Cluster:
+    """The same cluster with one more round of a check, by the names of hosts."""
+    hosts = []
+    for host in cluster.hosts:
+        facts = {each: dict(rounds) for each, rounds in host.facts.items()}
+        if host.name in by_host:
+            facts.setdefault(check, {})[name] = outcome(by_host[host.name])
+        hosts.append(replace(host, facts=reread(facts)))
+    places = {host.id: host for host in hosts}
+    ranks = tuple(replace(rank, host=places[rank.host.id]) for rank in cluster.ranks)
+    return replace(cluster, hosts=tuple(hosts), ranks=ranks)
+
+
 def shut_out(cluster: Cluster, *names: str) -> Cluster:
     """A copy in which these hosts never got in: only their own view of them is known."""
     hosts = {host.id: replace(host, joined=host.name not in names) for host in cluster.hosts}

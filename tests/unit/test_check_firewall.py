@@ -27,7 +27,7 @@ from nccl_doctor.toolkit.firewall.netfilter import Rules
 from nccl_doctor.toolkit.firewall.rulesets import parse_nft
 from nccl_doctor.toolkit.net.interfaces import Interface
 from nccl_doctor.toolkit.peers.listeners import Listeners
-from tests.support.clusters import make_cluster, outcome, reread
+from tests.support.clusters import make_cluster, outcome, with_round
 from tests.support.peers import (
     DROPPED,
     NO_ROUTE,
@@ -232,20 +232,6 @@ def test_the_first_round_is_everybody() -> None:
 
 def test_no_second_round_where_all_is_well() -> None:
     assert [each.name for each in CHECK.plan(World(3).cluster())] == ["matrix"]
-
-
-def with_round(
-    cluster: Cluster, check: str, name: str, by_host: Mapping[str, Outcome | Mapping[str, Any]]
-) -> Cluster:
-    """The same cluster with one more round of a check, by host."""
-    hosts = []
-    for host in cluster.hosts:
-        facts = {each: dict(rounds) for each, rounds in host.facts.items()}
-        if host.label in by_host:
-            facts.setdefault(check, {})[name] = outcome(by_host[host.label])
-        hosts.append(replace(host, facts=reread(facts)))
-    ranks = [replace(rank, host=hosts[rank.host.id]) for rank in cluster.ranks]
-    return replace(cluster, hosts=tuple(hosts), ranks=tuple(ranks))
 
 
 def hung(cluster: Cluster, *names: str) -> Cluster:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from nccl_doctor.checks.ranks import Ranks
 from nccl_doctor.gather.joining import Joining
 from nccl_doctor.model.cluster import JOINING
 from nccl_doctor.toolkit.net.names import LookUp
-from tests.support.clusters import change_rank, make_cluster, outcome
+from tests.support.clusters import change_rank, make_cluster, with_round
 from tests.support.findings import judge, only
 from tests.support.losses import LossyWorld
 
@@ -25,13 +24,7 @@ SLOW = {**QUICK, "connect_s": 8.2}
 
 def with_facts(cluster: Cluster, name: str, round_name: str = ALONE, **by_host: Any) -> Cluster:
     """The same cluster with facts of one more check."""
-    hosts = {}
-    for host in cluster.hosts:
-        facts = by_host.get(str(host.name))
-        more = {name: {round_name: outcome(facts)}} if facts is not None else {}
-        hosts[host.id] = replace(host, facts={**host.facts, **more})
-    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in cluster.ranks)
-    return replace(cluster, hosts=tuple(hosts.values()), ranks=ranks)
+    return with_round(cluster, name, round_name, by_host)
 
 
 def knock(answer: str = "store") -> dict[str, Any]:

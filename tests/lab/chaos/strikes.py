@@ -70,13 +70,8 @@ class Scene:
         return "meta l4proto tcp" + (f" {new}" if self.plan.scope == "new" else "")
 
     def _cut_path(self) -> None:
-        one = self.host.address
         ends = [self.lab[self.plan.other]] if self.plan.other else self._others()
-        pairs = [(one, end.address) for end in ends]
-        faults.on_the_path(
-            self.lab,
-            *(f"ip saddr {a} ip daddr {b} drop" for pair in pairs for a, b in (pair, pair[::-1])),
-        )
+        faults.cut_path(self.lab, self.host, *ends)
 
     def _others(self) -> Sequence[Host]:
         return [host for host in self.lab.hosts if host is not self.host]

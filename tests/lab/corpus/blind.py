@@ -149,4 +149,4 @@ def case(seed: int, number: int) -> Case:
     )
 
 
-from tests.lab.corpus import mechanisms  # noqa: E402, F401 - it registers them
+from tests.lab.corpus import between, mechanisms  # noqa: E402, F401 - they register them

@@ -10,7 +10,7 @@ from tests.lab.corpus import Case, Cause
 from tests.lab.corpus.score import Score, places
 
 _Z = 1.959964
-"""Of the normal distribution, for 95 %."""
+"""Quantile of the normal distribution for 95 %."""
 
 Row = tuple[Case, Score]
 

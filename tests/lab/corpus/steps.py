@@ -198,9 +198,7 @@ def intercept(scene: Scene, host: Host) -> None:
 @step
 def path_cut(scene: Scene, source: str, target: str) -> None:
     """Something between two hosts drops everything, both ways."""
-    a, b = scene.lab[source].address, scene.lab[target].address
-    rules = (f"ip saddr {x} ip daddr {y} drop" for x, y in ((a, b), (b, a)))
-    faults.on_the_path(scene.lab, *rules)
+    faults.cut_path(scene.lab, scene.lab[source], scene.lab[target])
 
 
 @step
