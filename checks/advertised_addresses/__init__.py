@@ -6,8 +6,9 @@ Programs beside torch tell the others one address of their host: the value of VL
 SGLANG_HOST_IP, HOST_IP or RAY_NODE_IP_ADDRESS, where one is set; or else the own address on the
 default route, which is what connecting a UDP socket to 8.8.8.8 shows (vLLM, SGLang and Ray do so;
 nothing is sent); or the one that `socket.getfqdn()` leads to. Every host says what these give, and
-listens there and on the address on its way to MASTER_ADDR. Hosts call each other there, in groups
-of eight: 64 bytes must come back.
+listens there, if check `firewall` has not called that address with success already. Hosts call each
+other there, in groups of eight: 64 bytes must come back. A host that nobody could call on its way
+to MASTER_ADDR has another fault, and is not called.
 
 Why it matters
 --------------
@@ -51,6 +52,7 @@ from nccl_doctor.api import (
     Layer,
     Round,
     Skip,
+    Turn,
     Untested,
     likely_address,
     spans_machines,
@@ -64,7 +66,17 @@ from nccl_doctor.toolkit.peers.echo import Talk, scoped
 from nccl_doctor.toolkit.peers.listeners import Listeners
 from nccl_doctor.toolkit.peers.visitors import Stranger
 
-from .rules import DATA, FQDN, NOT_OWN, ROUTE, SAME, UNREACHABLE, VARIABLES, judge_addresses
+from .rules import (
+    DATA,
+    FQDN,
+    NOT_OWN,
+    ROUTE,
+    SAME,
+    UNREACHABLE,
+    VARIABLES,
+    judge_addresses,
+    reached_by_others,
+)
 
 LOOK_UP_S = 2.0
 _FAR = ("8.8.8.8", "2001:4860:4860::8888")
@@ -81,6 +93,7 @@ class AdvertisedFacts(TypedDict):
     own: list[str]
     advertised: list[dict[str, str]]
     data: str
+    reached: list[str]
     peers: dict[str, list[dict[str, Any]]]
     strangers: list[Stranger]
 
@@ -89,10 +102,12 @@ class AdvertisedAddresses(Check):
     """Says what this host would tell the others, and calls what they would tell."""
 
     name = "advertised_addresses"
-    layer = Layer.ROUTE
+    layer = Layer.PORT
+    turn = Turn.LAST  # what check `firewall` has called is not called again
     cost = "seconds"
     together = True
     kinds = (NOT_OWN, SAME, UNREACHABLE)
+    reads = ("firewall",)
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """One round of all hosts, in groups of eight."""
@@ -103,12 +118,14 @@ class AdvertisedAddresses(Check):
         groups = [seats[at : at + _TOGETHER] for at in range(0, len(seats), _TOGETHER)]
         if len(groups) > 1 and len(groups[-1]) == 1:  # nobody would call it
             groups[-2:] = [groups[-2][:-1], (groups[-2][-1], *groups[-1])]
-        return (Round("calls", tuple(groups), calls_deadline(_TOGETHER), may_shrink=True),)
+        limit_s, known = calls_deadline(_TOGETHER), {"reached": reached_by_others(cluster)}
+        return (Round("calls", tuple(groups), limit_s, known, may_shrink=True),)
 
     def observe(self, ctx: Context) -> AdvertisedFacts:
         """`own` addresses; `advertised`: from `_advertised`; `data`: the own address towards
-        MASTER_ADDR; `peers`: from `call_others`, with what gives an address as its roles;
-        `strangers`: from `Visitors.strangers`, for check `firewall`.
+        MASTER_ADDR; `reached`: own addresses that others have called in check `firewall`; `peers`:
+        from `call_others`, with what gives an address as its roles; `strangers`: from
+        `Visitors.strangers`, for check `firewall`.
         """
         found = interfaces()
         # Hosts that take part in routing have their address on lo.
@@ -121,16 +138,19 @@ class AdvertisedAddresses(Check):
             source = towards.result()
         likely = likely_address([(nic.name, list(nic.addresses)) for nic in nics], source)
         data = likely[1] if likely else ""
+        called = ctx.params.get("reached")  # None: check `firewall` did not run
+        reached = (called or {}).get(str(ctx.seat), [])
         facts: AdvertisedFacts = {
             "own": sorted(own),
             "advertised": told,
             "data": data,
+            "reached": reached,
             "peers": {},
             "strangers": [],
         }
-        roles: dict[str, list[str]] = {data: [DATA]} if data else {}
-        for each in told:
-            if each["address"] in own:
+        roles: dict[str, list[str]] = {data: [DATA]} if data and called is None else {}
+        for each in told if called is None or data in reached else ():
+            if each["address"] in own and each["address"] not in reached:
                 roles.setdefault(each["address"], []).append(each["by"])
         doors = {
             scoped(address, own[address].name): {"interface": own[address].name, "roles": by}
@@ -140,7 +160,8 @@ class AdvertisedAddresses(Check):
         with Listeners(list(doors)) as listeners:
             try:
                 talk = Talk(calm=Calm(0), large=False)
-                peers = hold_calls(ctx, listeners, doors, partial(call_others, talk=talk))
+                call = partial(call_others, talk=talk)
+                peers = hold_calls(ctx, listeners, doors, call, all_may_be_known=True)
             except Untested as error:  # what was said can be judged all the same
                 raise Untested(str(error), facts) from error
         return {**facts, "peers": peers, "strangers": listeners.strangers()}

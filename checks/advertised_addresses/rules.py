@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nccl_doctor.api import Confidence, Finding, Kind, Layer, Rank, Severity, Where
+from nccl_doctor.api import Cluster, Confidence, Finding, Kind, Layer, Rank, Severity, Where
 from nccl_doctor.toolkit.peers.matrix import PeerCall
 
 NOT_OWN = Kind(
@@ -74,6 +74,23 @@ class _Told(NamedTuple):
         return ip.is_loopback or ip.is_unspecified
 
 
+def reached_by_others(cluster: Cluster) -> dict[str, list[str]] | None:
+    """Seat, as text → its addresses that another host has called with success in check `firewall`;
+    None if nobody has called there.
+    """
+    reports = list(cluster.facts("firewall", "matrix"))
+    reached: dict[str, set[str]] = {}
+    for _, facts in reports:
+        for seat, entries in facts["peers"].items():
+            good = {e["address"] for e in entries if e["attempts"] and _arrives(e["attempts"][-1])}
+            reached.setdefault(seat, set()).update(each.partition("%")[0] for each in good)
+    return {seat: sorted(found) for seat, found in reached.items()} if reports else None
+
+
+def _arrives(attempt: Mapping[str, Any]) -> bool:
+    return attempt["outcome"] in _ARRIVES
+
+
 def judge_addresses(reports: Sequence[tuple[Rank, Mapping[str, Any]]]) -> Iterator[Finding]:
     """Findings on what hosts tell, one for each variable and fault; the facts are of `observe`."""
     told = [
@@ -119,6 +136,8 @@ def _unreachable(
     reached: set[int] = set()
     calls: dict[tuple[int, str], list[PeerCall]] = {}
     for rank, facts in reports:
+        if facts["data"] in facts.get("reached", ()):
+            reached.add(rank.seat)
         for text, entries in (facts.get("peers") or {}).items():
             for entry in entries:
                 call = PeerCall(

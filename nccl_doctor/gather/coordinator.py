@@ -10,13 +10,15 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
+from itertools import takewhile
 
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
 from nccl_doctor.gather.deaths import Deaths
 from nccl_doctor.gather.departures import departures
 from nccl_doctor.gather.doubts import Doubts
 from nccl_doctor.gather.evidence import EvidenceLog
-from nccl_doctor.gather.examine import SETTLE_S, hold
+from nccl_doctor.gather.examine import SETTLE_S, hold, over_key
 from nccl_doctor.gather.join import Join
 from nccl_doctor.gather.make_report import make_report
 from nccl_doctor.gather.orders import Finish, Order
@@ -58,6 +60,8 @@ class Coordinator:
         self._views = views
         self._box = box
         self._evidence = evidence
+        level = run.options.level.order
+        self._checks = [c for c in run.registry.checks if c.together and c.level.order <= level]
         self._number = 0
         self._silent: set[int] = set()
         self._held: dict[str, set[str]] = {}
@@ -67,7 +71,6 @@ class Coordinator:
         self._deaths = Deaths(box, evidence)
         self._doubts = doubts
         self._told_dead: set[int] = set()
-        self._over: set[tuple[int, int]] = set()
         self._late: set[int] = set()
         self._starts = StartTime(run)
 
@@ -83,14 +86,12 @@ class Coordinator:
         views_until = time.monotonic() + VIEWS_S
         run.joined = True
         self._starts.signed_in(self._cluster())
-        level = run.options.level.order
-        checks = [c for c in run.registry.checks if c.together and c.level.order <= level]
-        for check in checks:
+        for check in self._checks:
             if check.turn is Turn.LAST:
                 self._observe_together(check, before=True)
-        for check in checks:
+        for check in self._checks:
             self._observe_together(check)
-        for check in checks if self._failed else ():  # that may be a reason to look once more
+        for check in self._checks if self._failed else ():  # a reason to look once more, for some
             self._observe_together(check)
         self._late = roll.latecomers()
         for seat in self._late:
@@ -125,6 +126,8 @@ class Coordinator:
                     # At once: where a path is cut, no other round comes to an end on it.
                     self._has_looked = True
                     self._look_again(self._hung)
+                    for earlier in takewhile(lambda each: each is not check, self._checks):
+                        self._observe_together(earlier)
 
     def _planned(self, check: Check) -> Sequence[Round]:
         if not self._run.left():
@@ -163,7 +166,8 @@ class Coordinator:
         # moment earlier must not be blamed for it.
         own = None
         if run.seat in met:
-            own = hold(run, box, check, round_, lambda: met[run.seat] in self._ended_early(groups))
+            look = partial(self._look_out, groups)
+            own = hold(run, box, check, round_, number=self._number, tick=look)
         others = {f"evidence/{self._number}/{seat}": seat for seat in members if seat != run.seat}
         run.progress.say(
             f"{check.name}: {round_.name}, waiting for {len(others)} others, at most "
@@ -203,26 +207,21 @@ class Coordinator:
         except StoreTimeout:  # somebody took it away again
             return Outcome(OutcomeStatus.SILENT, reason="its answer is gone from the store")
 
-    def _ended_early(self, groups: Sequence[Sequence[int]]) -> set[int]:
-        """Lowest seats of the groups that have lost a member; tells the other members."""
+    def _look_out(self, groups: Sequence[Sequence[int]]) -> bool:
+        """Answer doubts, and tell the groups that have lost a member. Returns: whether any has."""
         self._doubts.answer()
-        if self._deaths.look():
-            for group in groups:
-                if any(self._deaths.of(seat) for seat in group):
-                    self._box.put(f"over/{self._number}/{min(group)}", True)
-                    self._over.add((self._number, min(group)))
-        return {seat for number, seat in self._over if number == self._number}
+        if not self._deaths.look():
+            return False
+        lost = [group for group in groups if any(self._deaths.of(seat) for seat in group)]
+        for group in lost:
+            self._box.put(over_key(self._number, group), True)
+        return bool(lost)
 
     def _awaited(
         self, others: Mapping[str, int], patience_s: float, groups: Sequence[Sequence[int]]
     ) -> set[str]:
         """Keys of the answers that come in time, without waiting for killed participants."""
-
-        def news() -> bool:
-            before = len(self._over)
-            self._ended_early(groups)
-            return len(self._over) > before
-
+        look = partial(self._look_out, groups)
         until = time.monotonic() + patience_s
         there: set[str] = set()
         while True:
@@ -234,7 +233,7 @@ class Coordinator:
             patience = until - time.monotonic()
             if not left or patience <= 0:
                 return there | self._box.wait(set(others) - there, 0.0) if others else there
-            there |= self._box.wait(left, patience, self._run.progress.tick, news)
+            there |= self._box.wait(left, patience, self._run.progress.tick, look)
 
     def _death_of(self, seat: int) -> Outcome | None:
         """Outcome of a participant that was killed, in the round in which that is first seen."""

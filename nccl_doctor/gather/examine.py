@@ -6,7 +6,7 @@ Every `observe` runs in a probe child; what comes back is an outcome, however th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from nccl_doctor.gather.control_store import ControlStore, RoundPeers
@@ -76,11 +76,28 @@ def take_place(run: Run, place: HostPlace, box: ControlStore) -> None:
     run.config.start_siblings(place, (box.host, box.port))
 
 
+def over_key(number: int, group: Sequence[int]) -> str:
+    """Key that says that a round is over for a group, as one of its members has died."""
+    return f"over/{number}/{min(group)}"
+
+
 def hold(
-    run: Run, box: ControlStore, check: Check, round_: Round, stop: Callable[[], bool]
+    run: Run,
+    box: ControlStore,
+    check: Check,
+    round_: Round,
+    *,
+    number: int,
+    tick: Callable[[], object] = lambda: None,
 ) -> Outcome:
-    """Take part in one round, in a child, until `stop`; returns how it ended."""
+    """Take part in a round, the run's `number`th, in a child. Returns how it ended.
+
+    Where one member of a process group dies, no other is left to wait for it. `tick` is called
+    several times a second.
+    """
     group = next(group for group in round_.groups if run.seat in group)
+    over = over_key(number, group)
+    is_over = now_and_then(lambda: bool(box.wait([over], 0.0)))
     name = f"{prefix_of(run.nonce)}{check.name}/{round_.name}/{min(group)}/"
     context = replace(
         run.context(),
@@ -98,18 +115,21 @@ def hold(
     job = probe.job_of(check, context, deadline)
     stopped = False
 
-    def tick() -> None:
+    def look() -> None:
         nonlocal stopped
         run.progress.tick()
-        if not stopped and stop():
+        tick()
+        if not stopped and is_over():
             stopped, job.deadline = True, time.monotonic()
 
-    (outcome,) = probe.run([job], tick)
+    (outcome,) = probe.run([job], look)
+    if outcome.status is OutcomeStatus.DIED and check.forms_groups:
+        box.put(over, True)
     if stopped and outcome.status is OutcomeStatus.HUNG:
         # It waited for a peer that is no more, and not as long as it may.
         return Outcome(
             OutcomeStatus.UNTESTED,
-            reason="ended early: another member of the group was killed",
+            reason="ended early: another member of the group died",
             breadcrumbs=outcome.breadcrumbs,
             duration_s=outcome.duration_s,
         )

@@ -41,7 +41,7 @@ LEAST_S = 1.0
 """Least time for the others to sign in, however long this host was busy before."""
 RANKS_S = 15.0
 """Time limit for the other ranks of a host that has signed in: they are forked, not started."""
-DISAGREE_S = 3.0
+DISAGREE_S = 2.0
 """Time to wait when as many hosts are here as any of them expects, but they contradict each other:
 longer waiting can only show more contradictions."""
 SPARE_SEATS = 64

@@ -138,6 +138,11 @@ def test_rank_lost_in_a_collective_is_the_only_one_blamed(
     report = ranks.report()
     assert finding(report, code)["where"]["ranks"] == [2]
     assert_nobody_else(report, 2)
+    if number is signal.SIGKILL:  # the others do not wait for it until their time is over
+        others = [rank for rank in report["ranks"] if rank["rank"] != 2]
+        ends = [rank["facts"]["collectives"]["world"] for rank in others]
+        words = "ended early: another member of the group died"
+        assert {(end["status"], end["reason"]) for end in ends} == {("untested", words)}, ends
 
 
 def test_supervisor_killed_in_mid_run_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:

@@ -85,6 +85,48 @@ def test_hosts_with_ipv6_alone_are_well() -> None:
     assert world.judge() == []
 
 
+def test_addresses_that_check_firewall_has_called_are_not_called_again() -> None:
+    world = World()
+    facts = {f"nd{i}": world.facts(i) for i in range(3)}
+    for i in range(3):
+        data, routed = address(i, world.net), world.routes[i]
+        facts[f"nd{i}"] = {**facts[f"nd{i}"], "reached": [data]}
+        for entries in facts[f"nd{i}"]["peers"].values():
+            entries[:] = [entry for entry in entries if DATA not in entry["roles"]]
+        if i == 1:
+            world.calls[i, routed] = DROPPED
+    for i in (0, 2):
+        facts[f"nd{i}"]["peers"]["2"] = [world.entry(1, world.routes[1], [ROUTE])]
+    cluster = make_cluster(HOSTS, check=CHECK.name, by_host=facts, round_name="calls")
+    only(CHECK, cluster, "advertised-unreachable", hosts=["nd1"])
+
+
+def test_the_round_knows_what_check_firewall_has_reached() -> None:
+    matrix = {
+        f"nd{i}": {
+            "peers": {
+                str(2 * other): [
+                    {"address": "fe80::1%2", "attempts": [OK]},
+                    {"address": f"10.0.0.{other}", "attempts": [OK if other < 2 else DROPPED]},
+                    {"address": "10.1.0.9", "attempts": []},
+                ]
+                for other in range(3)
+                if other != i
+            }
+        }
+        for i in range(3)
+    }
+    cluster = make_cluster(HOSTS, check="firewall", by_host=matrix, round_name="matrix")
+    (round_,) = CHECK.plan(cluster)
+    assert round_.params["reached"] == {
+        "0": ["10.0.0.0", "fe80::1"],
+        "2": ["10.0.0.1", "fe80::1"],
+        "4": ["fe80::1"],
+    }
+    (round_,) = CHECK.plan(World().cluster())
+    assert round_.params["reached"] is None
+
+
 def test_own_values_of_the_variables_are_right() -> None:
     world = World()
     for i in range(3):
