@@ -7,10 +7,11 @@ a few of them if there are more than 16 and the level is not `full`), never with
 round-trip time of 64 bytes, and the bandwidth of one TCP connection in each direction for a tenth
 of a second. Each value is compared with those of the other links. Outliers are measured again, and
 each of their ends with a partner that was good; only what is an outlier again is blamed. Links that
-lose packets (check `loss`) are left out. Meanwhile each host counts the packets that arrived
-damaged (rx_crc_errors, rx_frame_errors), and those that it dropped itself (rx_missed_errors,
-rx_fifo_errors, rx_dropped of the interface and of those beneath it; softnet_stat). The size of the
-packets that a path carried is compared with the MTU of the interfaces at both of its ends.
+lose packets (check `loss`), or on which calls fail (check `firewall`), are left out. Meanwhile each
+host counts the packets that arrived damaged (rx_crc_errors, rx_frame_errors), and those that it
+dropped itself (rx_missed_errors, rx_fifo_errors, rx_dropped of the interface and of those beneath
+it; softnet_stat). The size of the packets that a path carried is compared with the MTU of the
+interfaces at both of its ends.
 
 Why it matters
 --------------
@@ -90,6 +91,7 @@ from nccl_doctor.toolkit.peers.loss import read_losses
 from nccl_doctor.toolkit.peers.matrix import job_roles
 from nccl_doctor.toolkit.peers.pairs import by_partner, mapping, number
 
+from .left_out import lossy_links, shut_links
 from .path_mtu import PATH_MTU_LOW, judge_paths
 from .slowness import Confirmed, Measure, confirm, read_measures, try_again
 from .timed import Pace, hold_meetings, nic_speed
@@ -170,17 +172,18 @@ class Links(Check):
         seats = tuple(rank.seat for rank in first if rank is not None)
         if not seats:
             return ()
-        lossy = {frozenset(pair) for pair in read_losses(cluster).pairs}
-        held = leave_out(lossy, _timetable(seats, cluster.level))
+        every = _timetable(seats, cluster.level)
+        lossy, shut = lossy_links(cluster), shut_links(cluster, every)
+        held = leave_out(lossy | shut, every)
         given: dict[str, Any] = {"nccl": other_answers(cluster)}
         params = dict(given)
-        if lossy:
+        if every and not held and not shut:
+            raise Skip("every link loses packets: its speed would be that of the losses")
+        if held != every and held:  # what shuts all of them blocks the round
             seats = tuple(seat for seat in seats if any(seat in m for slot in held for m in slot))
             params["slots"] = held
-        if lossy and not seats:
-            raise Skip("every link loses packets: its speed would be that of the losses")
-        deadline = _LISTEN_S + 20 + len(held)
-        rounds = [Round(_FIRST, (seats,), deadline, params, may_shrink=True)]
+        deadline, pairs = _LISTEN_S + 20 + len(held), [m for slot in held for m in slot] or None
+        rounds = [Round(_FIRST, (seats,), deadline, params, may_shrink=True, pairs=pairs)]
         reports = list(cluster.facts(self.name, _FIRST))
         meetings = try_again(read_measures(reports), _nics(reports))
         if meetings:
@@ -188,7 +191,14 @@ class Links(Check):
             held = in_slots(meetings)
             deadline = _LISTEN_S + _PACES[_AGAIN].limit_s * (1 + len(held))
             rounds.append(
-                Round(_AGAIN, (again,), deadline, {**given, "slots": held}, may_shrink=True)
+                Round(
+                    _AGAIN,
+                    (again,),
+                    deadline,
+                    {**given, "slots": held},
+                    may_shrink=True,
+                    pairs=meetings,
+                )
             )
         return rounds
 

@@ -273,7 +273,7 @@ class Coordinator:
         self._silent |= killed
         for group in round_.groups:
             silent = self._silent & set(group)
-            blocker = next((f for f in in_the_way if touches(f, cluster, group)), None)
+            blocker = next((f for f in in_the_way if touches(f, cluster, group, round_)), None)
             shut = blocker is not None or (silent and not round_.may_shrink)
             out = set(group) if shut else silent
             lost = "rank-killed" if silent & killed else "rank-silent"
@@ -366,11 +366,15 @@ def failures_in_the_way(check: Check, findings: Iterable[Finding]) -> list[Findi
     ]
 
 
-def touches(finding: Finding, cluster: Cluster, group: tuple[int, ...]) -> bool:
-    """True if a failure stops a group of seats: a link with both ends in it, or a bad member."""
+def touches(finding: Finding, cluster: Cluster, group: tuple[int, ...], round_: Round) -> bool:
+    """True if a failure stops a group of a round: a link that it needs, or a bad member."""
     members = [rank for rank in cluster.present if rank.seat in group]
     hosts = {rank.host.name for rank in members}
     where = finding.where
+    if where.links and round_.pairs is not None:
+        name = {rank.seat: rank.host.name for rank in members}
+        needed = {frozenset((name.get(a), name.get(b))) for a, b in round_.pairs}
+        return any(frozenset(link) in needed for link in where.links)
     if where.links:
         return any(a in hosts and b in hosts and len(hosts) > 1 for a, b in where.links)
     if where.ranks:

@@ -6,7 +6,7 @@ types can be made again on a laptop from a saved report.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -276,6 +276,8 @@ class Round:
     `groups` are tuples of seats, in group-rank order; a seat stands in at most one of them.
     All groups of a round run at the same time, each in probe children of its own. Where
     `may_shrink`, a group goes on without the members that stopped responding; else it is not held.
+    `pairs` are the seats that have to do with each other, if not all of a group have: a link that
+    none of them needs does not block the group.
     """
 
     name: str
@@ -283,6 +285,7 @@ class Round:
     deadline_s: float
     params: Mapping[str, Any] = field(default_factory=dict)
     may_shrink: bool = False
+    pairs: Iterable[tuple[int, int]] | None = None
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,6 @@ def test_where_a_group_hangs_hosts_call_each_other_at_once(make_lab: Callable[..
     result = run(case, PATIENCE_S)
     assert result.score.is_right, f"{result.score}\n{result.text}"
     assert result.answer is not None
-    links = next(check for check in result.answer["checks"] if check["name"] == "links")
-    assert (links["status"], links["reason"]) == ("blocked", "blocked by peer-one-way"), result.text
     for rank in result.answer["ranks"]:
         ends = {name: end["status"] for name, end in rank["facts"]["collectives"].items()}
         assert [name for name, end in ends.items() if end == "hung"] == ["world"], result.text

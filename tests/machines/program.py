@@ -360,7 +360,7 @@ def _hold(
         for round_ in rounds:
             held.add(round_.name)
             for group in round_.groups:
-                blocker = next((f for f in blocking if touches(f, cluster, group)), None)
+                blocker = next((f for f in blocking if touches(f, cluster, group, round_)), None)
                 for seat in group:
                     if blocker is not None:
                         words = f"blocked by {blocker.code}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -23,6 +23,8 @@ from nccl_doctor.checks.links.timed import Pace, hold_meetings
 from nccl_doctor.checks.links.wire import Gate
 from tests.support.clusters import make_cluster
 from tests.support.exchanges import CHECK, World, both
+from tests.support.peers import DROPPED
+from tests.support.peers import World as Calls
 
 # Planning
 
@@ -56,6 +58,37 @@ def test_nobody_has_two_partners_at_once_when_trying_again() -> None:
     assert {seat for slot in last.params["slots"] for m in slot for seat in m} == set(
         last.groups[0]
     )
+
+
+def called(count: int, failing: Iterable[tuple[str, str]]) -> Cluster:
+    """Hosts that called each other in check `firewall`, of which some had no answer."""
+    return Calls(count, "gloo").fail(failing, DROPPED).cluster()
+
+
+def test_a_shut_link_does_not_keep_the_others_from_being_measured() -> None:
+    cluster = called(4, [("nd3", "nd1")])
+    (first,) = rounds_of(cluster)
+    held = {frozenset(meeting) for slot in first.params["slots"] for meeting in slot}
+    assert first.groups == ((0, 2, 4, 6),)
+    assert len(held) == 5
+    assert frozenset((2, 6)) not in held
+    assert {frozenset(pair) for pair in first.pairs or ()} == held
+
+
+def test_a_host_that_nobody_reaches_is_left_out() -> None:
+    (first,) = rounds_of(called(3, [("nd0", "nd2"), ("nd1", "nd2")]))
+    assert (first.groups, first.params["slots"]) == (((0, 2),), [[(0, 2)]])
+
+
+def test_where_every_link_is_shut_the_round_needs_them_all() -> None:
+    (first,) = rounds_of(called(2, [("nd0", "nd1")]))
+    assert (first.groups, first.pairs) == (((0, 2),), None)
+    assert "slots" not in first.params
+
+
+def test_without_calls_all_are_measured() -> None:
+    (first,) = rounds_of(make_cluster(["nd0", "nd1", "nd2"]))
+    assert len(set(first.pairs or ())) == 3
 
 
 # Observing
