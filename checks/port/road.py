@@ -27,6 +27,8 @@ DIAL_S = 3.5
 """Longer than the three ARP requests after which the kernel reports that no host answers."""
 MIN_DIAL_S = 0.5
 """With less time left than this, an attempt would fail only for lack of time."""
+SURE_S = 1.2
+"""In less, only one SYN is sent: that it has no answer may be chance, on a road that is lossy."""
 DIAL_AGAIN_S = 2.0
 """A host that answers on another port has no ARP to wait for: one repeated SYN is enough."""
 RESOLVE_S = 4.0
@@ -209,12 +211,16 @@ class _Road:
             return
         if self.came_s is None:
             self.came_s = round(time.monotonic() - self.started, 2)
+        is_hasty = self._left() < SURE_S
         tried: list[dict[str, Any]] = []
         for address in self.found.answers[:MAX_ADDRESSES]:  # glibc's order, as torch has it
             tried.append(self._try(address))
             if tried[-1]["answer"] or not self._left():
                 break
-        self.last = last = min(tried, key=_says_most)
+        last = min(tried, key=_says_most)
+        if is_hasty and last["outcome"] == "dropped" and self.last is not None:
+            return
+        self.last = last
         self.first = self.first or last
         self.passed = [[one["address"], one["outcome"]] for one in tried if one is not last]
         self.strangers = self.strangers + 1 if last["answer"] not in ("", "store") else 0

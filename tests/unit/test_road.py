@@ -4,7 +4,9 @@ firewalls of other hosts are in the lab.
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -37,6 +39,27 @@ def test_nothing_listens_is_not_final(closed: int, how: dict[str, bool]) -> None
     assert (found["final"], len(found["changes"])) == ("", 1)
     assert found["seconds"] > 1.5
     assert found["rules"] is not None  # a local rule may be what refuses
+
+
+def test_one_packet_without_an_answer_as_the_time_ends_is_no_news() -> None:
+    """Until then nothing listened: the road may have lost that packet."""
+    with socket.socket() as full, contextlib.ExitStack() as held:
+        full.bind(("127.0.0.1", 0))
+        port = full.getsockname()[1]
+
+        def drop() -> None:  # from now on, as a full queue does
+            full.listen(0)
+            for _ in range(3):
+                client = held.enter_context(socket.socket())
+                client.setblocking(False)
+                client.connect_ex(("127.0.0.1", port))
+
+        timer = threading.Timer(1.0, drop)
+        timer.start()
+        found = knocked("127.0.0.1", port, 2.2)
+        timer.join()
+    assert found["last"]["outcome"] == "refused"
+    assert (len(found["changes"]), found["knocks"] > 2) == (1, True)
 
 
 def test_the_own_address_is_final_where_rank_0_is_on_another_host(
