@@ -81,8 +81,12 @@ _FREE_PORTS = (
 )
 _LOWEST, _HIGHEST = 1024, 65535
 
-_LEAST = 4
-"""Ports of a rank: a listener and a call to the store for torch, and the same for one group."""
+_LEAST = 10
+"""Ports of a rank: a call to the store for torch; and a listener and some calls for each of the
+default group and two others, which few jobs do without. gloo without a port tells the others
+127.0.0.1: torch binds port 0 to find out whether the own address can be used
+(`doesHostnameResolveToUsableAddress` in ProcessGroupGloo.cpp).
+"""
 _WANTED = 32
 """Ports of a rank: NCCL listens for its bootstrap, proxy and network channels; each group again."""
 

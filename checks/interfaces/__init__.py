@@ -182,7 +182,7 @@ class Interfaces(Check):
         mains = {rank.seat: main_of(cluster, facts) for rank, facts in reports}
         known = {seat: main for seat, main in mains.items() if main is not None}
         labels = host_labels(cluster)
-        yield from mtu_differs(labels, known)
+        yield from mtu_differs(labels, known, {rank.seat: facts for rank, facts in reports})
         yield from differs(labels, known, by_fault)
 
 

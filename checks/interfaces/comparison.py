@@ -73,8 +73,16 @@ def _network(nic: Mapping[str, Any], own: str, nets: Sequence[str]) -> str:
     return f"the network of {nic['name']} behind {way}" if way else own
 
 
-def mtu_differs(labels: Mapping[int, str], mains: Mapping[int, Main]) -> Iterator[Finding]:
-    """Findings on hosts of one network with another MTU."""
+def mtu_differs(
+    labels: Mapping[int, str],
+    mains: Mapping[int, Main],
+    reports: Mapping[int, Mapping[str, Any]],
+) -> Iterator[Finding]:
+    """Findings on hosts of one network with another MTU.
+
+    Where as many hosts have the one as the other, hosts of `reports` (seat → facts) decide that
+    have an interface in that network too, and use another one.
+    """
     by_subnet: dict[str, dict[int, int]] = {}
     for seat, (_, subnet, mtu) in mains.items():
         by_subnet.setdefault(subnet, {})[seat] = mtu
@@ -82,6 +90,11 @@ def mtu_differs(labels: Mapping[int, str], mains: Mapping[int, Main]) -> Iterato
         odd = odd_ones_out(mtus)
         if odd is None:
             continue
+        if odd.tie:
+            more = {**_beside(subnet, reports), **mtus}
+            decided = odd_ones_out(more)
+            if decided is not None and not decided.tie and set(decided.places) <= set(mtus):
+                odd, mtus = decided, more
         sides: dict[str, list[str]] = {}
         for seat, mtu in mtus.items():
             sides.setdefault(str(mtu), []).append(labels[seat])
@@ -98,6 +111,16 @@ def mtu_differs(labels: Mapping[int, str], mains: Mapping[int, Main]) -> Iterato
             fix="" if odd.tie else f"ip link set dev {mains[wrong[0]][0]} mtu {odd.usual}",
             confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,
         )
+
+
+def _beside(subnet: str, reports: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
+    """Seat → MTU of the running interface that its host has in a network."""
+    return {
+        seat: nic["mtu"]
+        for seat, facts in reports.items()
+        for nic in facts["interfaces"]
+        if subnet in nic["subnets"] and nic["running"]
+    }
 
 
 def differs(

@@ -80,6 +80,16 @@ def test_hardly_any_port(lab: Lab) -> None:
     assert "of 40 ports (50000–50039)" in found["message"]
 
 
+def test_connections_that_find_no_port_on_their_own_host_are_not_blocked(lab: Lab) -> None:
+    lab["nd0"].call("sh", "-c", "echo 50000 50011 > /proc/sys/net/ipv4/ip_local_port_range")
+    few = ("--select", "firewall,kernel_limits,collectives")
+    run = lab.own_doctor(*PATIENT, *few)
+    root = check_cause(run, run.report, "ports-exhausted", hosts=["nd0"])
+    assert "of 12 ports (50000–50011)" in root["message"], str(run)
+    assert run.report is not None
+    assert len(run.report["findings"]) == 1, str(run)
+
+
 def test_a_short_queue_of_connections_counts_on_the_master_only(lab: Lab) -> None:
     for host in lab.hosts:
         host.call("sh", "-c", "echo 7 > /proc/sys/net/core/somaxconn")

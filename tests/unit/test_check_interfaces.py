@@ -238,6 +238,20 @@ def test_of_two_mtus_neither_is_the_wrong_one() -> None:
     assert found.evidence["mtu"] == {"nd0": 1500, "nd1": 9000}
 
 
+def test_a_host_that_uses_another_network_decides_which_of_two_mtus_is_the_wrong_one() -> None:
+    world = World(3)
+    world.facts["nd1"]["interfaces"][0]["mtu"] = 1400
+    other = world.facts["nd2"]
+    other["interfaces"].append(nic("ext0", "10.9.9.1"))
+    other["listen"] = [{"interface": "ext0", "address": "10.9.9.1", "roles": ["nccl-bootstrap"]}]
+    found = only(world.judge(), "mtu-differs")
+    assert (found.where.hosts, found.confidence) == (("nd1",), Confidence.LIKELY)
+    assert found.fix == "ip link set dev eth0 mtu 1500"
+    assert "1500 on nd0, nd2; 1400 on nd1" in found.message
+    other["interfaces"][0]["mtu"] = 9000  # says nothing of the other two
+    assert only(world.judge(), "mtu-differs").where.hosts == ("nd0", "nd1")
+
+
 def alone(world: World, **gateways: str) -> World:
     """The hosts with addresses of /32 behind a gateway, as in GCE and in pods of Calico."""
     for name in world.names:

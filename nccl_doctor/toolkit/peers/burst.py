@@ -26,7 +26,7 @@ def connect_many(address: str, port: int, count: int, limit_s: float = LIMIT_S) 
     """Number of connections, of `count` begun at once, that stand within `limit_s` seconds.
 
     Raises:
-        OSError: this process gets no more sockets.
+        OSError: this process gets no more sockets, or this host has no port left for them.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     made: list[socket.socket] = []
@@ -50,6 +50,8 @@ def _standing(sockets: list[socket.socket], at: tuple[str, int], end: float) -> 
             problem = sock.connect_ex(at)
             if problem == errno.EINPROGRESS:
                 waiting.register(sock, selectors.EVENT_WRITE)
+            elif problem == errno.EADDRNOTAVAIL:
+                raise OSError(problem, "no port is left for another connection")
             standing += problem == 0
         while waiting.get_map() and (left := end - time.monotonic()) > 0:
             for key, _ in waiting.select(left):
