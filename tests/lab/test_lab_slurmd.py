@@ -29,10 +29,21 @@ INTERVAL_S = 3
 PATIENCE_S = 60.0
 """For slurmctld to ask for a health check, and for the doctor, which imports torch, to make it."""
 LOST = f"nccl-doctor: gpu-lost: {uuid(6)}: the driver reports"
+AT_ITS_PATH = """
+for each in /opt/*/; do
+    [ -d "$each" ] || continue
+    mkdir -p "/run$each"
+    mount --rbind "$each" "/run$each"
+done
+mkdir -p /run/opt/nccl-doctor
+mount --bind "$1" /run/opt/nccl-doctor
+mount --rbind /run/opt /opt
+"""
+"""Add a folder to /opt as this host sees it, where the scripts look for the doctor."""
 
 BROKEN = {
     "no program": "exit 127",
-    "no Python": "exec /run/nccl-doctor/bin/no-such-python -m nccl_doctor",
+    "no Python": "exec /opt/nccl-doctor/bin/no-such-python -m nccl_doctor",
     "a traceback": f"exec {sys.executable} -c 'raise SystemError'",
     "words and 1": "echo oops; exit 1",
     "a Reason, and no verdict": f'echo "{LOST}"; exit 3',
@@ -65,14 +76,13 @@ class Nodes:
             (text,) = [text for text in SCRIPTS if f"# /etc/slurm/{name}" in text]
             assert "PATH=/opt/nccl-doctor/bin:" in text
             file = cluster.etc / name
-            file.write_text(text.replace("/opt/nccl-doctor/", "/run/nccl-doctor/"))
+            file.write_text(text)
             file.chmod(0o755)
         for host in cluster.lab.hosts:
             (folder / host.name / "bin").mkdir(parents=True)
-            host.call("mkdir", "/run/nccl-doctor")
-            host.call("mount", "--bind", str(folder / host.name), "/run/nccl-doctor")
+            host.call("sh", "-euc", AT_ITS_PATH, "sh", str(folder / host.name))
             # There is no syslog on a host of the lab.
-            self._program(host.name, "logger", 'printf "%s\\n" "$*" >> /run/nccl-doctor/syslog')
+            self._program(host.name, "logger", 'printf "%s\\n" "$*" >> /opt/nccl-doctor/syslog')
             self.is_well(host.name)
 
     def _program(self, node: str, name: str, body: str) -> None:
@@ -93,10 +103,10 @@ class Nodes:
             node,
             "nccl-doctor",
             f"""
-            exec 9> /run/nccl-doctor/lock
+            exec 9> /opt/nccl-doctor/lock
             flock -n 9 || exit 0
-            calls=/run/nccl-doctor/calls.{self.made[node]}
-            [ "$(cat "$calls" 2>&- | wc -l)" -lt "$(cat /run/nccl-doctor/wanted)" ] || exit 0
+            calls=/opt/nccl-doctor/calls.{self.made[node]}
+            [ "$(cat "$calls" 2>&- | wc -l)" -lt "$(cat /opt/nccl-doctor/wanted)" ] || exit 0
             "${{0%/*}}/body" "$@" 9>&-
             code=$?
             echo "$code" >> "$calls"
