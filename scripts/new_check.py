@@ -10,6 +10,8 @@ import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+CODES = Path("tests/unit/test_registry.py")
+"""The test that holds the set of codes."""
 
 PAGE = '''\
 """Is the kernel release the same on every host?
@@ -209,6 +211,13 @@ def with_package(text: str, name: str) -> str:
     return "".join(lines)
 
 
+def with_code(text: str, code: str) -> str:
+    """The test that holds the set of codes, with one more."""
+    head, begin, rest = text.partition('\nCODES = """\n')
+    codes, end, tail = rest.partition('    """\n')
+    return f"{head}{begin}{codes}    {code}\n{end}{tail}"
+
+
 def code_of(name: str) -> str:
     """The finding code to start with."""
     return re.sub("_+", "-", name).strip("-") + "-differs"
@@ -242,9 +251,14 @@ def main(arguments: list[str]) -> int:
         listed = with_package(project.read_text(encoding="utf-8"), given.name)
         project.write_text(listed, encoding="utf-8")
         sys.stdout.write("entered the folder in the list of packages of pyproject.toml\n")
+    held = given.root / CODES
+    held.write_text(with_code(held.read_text("utf-8"), words["@CODE@"]), encoding="utf-8")
+    sys.stdout.write(f"entered the code {words['@CODE@']} in {CODES}\n")
     sys.stdout.write(
         "It compares the kernel release between hosts. Change the question, the facts and the\n"
-        "judgement; then: make docs && make test ARGS=tests/unit && make lint\n"
+        "judgement, and name its codes in CHANGELOG.md; then:\n"
+        "  make docs lint\n"
+        "  make test ARGS=tests/unit\n"
     )
     return 0
 

@@ -27,6 +27,7 @@ def tree(tmp_path: Path) -> Path:
         "tests/support/__init__.py",
         "tests/support/clusters.py",
         "tests/unit/__init__.py",
+        "tests/unit/test_registry.py",
     ):
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
@@ -70,6 +71,16 @@ def test_new_checks_pass_lint_and_their_own_tests(tree: Path) -> None:
     succeeds(tree, "ruff", "format", "--no-cache", "--check", *checked, *tests)
     succeeds(tree, "mypy", "--cache-dir", str(tree / "cache"), *checked)
     succeeds(tree, "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", "kept", *tests)
+
+
+def test_its_code_is_held(tree: Path) -> None:
+    held = tree / "tests" / "unit" / "test_registry.py"
+    before = held.read_text("utf-8").splitlines()
+    assert new_check(tree, "kernel_release").returncode == 0
+    after = held.read_text("utf-8").splitlines()
+    new = "    kernel-release-differs"
+    assert [line for line in after if line != new] == before
+    assert new in after[after.index('CODES = """') : after.index('    """')]
 
 
 def test_a_folder_is_shipped(tree: Path) -> None:
