@@ -5,8 +5,8 @@ What it checks
 Which libraries NCCL would look for (NCCL_TUNER_PLUGIN, else libnccl-tuner.so; NCCL_PROFILER_PLUGIN,
 else libnccl-profiler.so; NCCL_ENV_PLUGIN, else libnccl-env.so), whether the dynamic loader can load
 each with all its dependencies, whether it exports an interface that this release of NCCL accepts
-(ncclTunerPlugin_v*, ncclProfiler_v*, ncclEnvPlugin_v*), and whether all hosts have the same tuner
-and the same plug-in for variables (by a hash of both ends of the file), or none has one. The
+(`ncclTunerPlugin_v*`, `ncclProfiler_v*`, `ncclEnvPlugin_v*`), and whether all hosts have the same
+tuner and the same plug-in for variables (by a hash of both ends of the file), or none has one. The
 variables may also come from NCCL's configuration files. Each library is loaded in a process of its
 own; NCCL is not loaded, and no function of the plug-in is called. Check `net_plugin` does the same
 for network plug-ins.

@@ -4,11 +4,11 @@ What it checks
 --------------
 Which library NCCL would look for (NCCL_NET_PLUGIN, else libnccl-net.so), whether the dynamic loader
 can load it with all its dependencies, whether it exports an interface that this release of NCCL
-accepts (ncclNetPlugin_v*), and whether NCCL_NET names a network that needs a plug-in; whether it
-has CollNet (ncclCollNetPlugin_v*, collectives in the switches: SHARP), if NCCL_COLLNET_ENABLE=1 or
-NCCL_ALGO asks for it. The variables may also come from NCCL's configuration files. And whether all
-hosts have the same plug-in (by a hash of both ends of its file), or none has one. The plug-in is
-loaded in a separate process; NCCL is not loaded, and no network is used.
+accepts (`ncclNetPlugin_v*`), and whether NCCL_NET names a network that needs a plug-in; whether it
+has CollNet (`ncclCollNetPlugin_v*`, collectives in the switches: SHARP), if NCCL_COLLNET_ENABLE=1
+or NCCL_ALGO asks for it. The variables may also come from NCCL's configuration files. And whether
+all hosts have the same plug-in (by a hash of both ends of its file), or none has one. The plug-in
+is loaded in a separate process; NCCL is not loaded, and no network is used.
 
 Why it matters
 --------------
