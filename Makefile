@@ -18,7 +18,7 @@ PINS := -c constraints-dev.txt
 TEST_ENV := RES_OPTIONS="timeout:1 attempts:1" PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help doctor test test-wide test-nccl test-gpu gpu-validation accuracy accuracy-long chaos docs zipapp lint format new-check clean
+.PHONY: help doctor test test-wide test-nccl test-gpu gpu-validation accuracy accuracy-long chaos docs site screenshots zipapp lint format new-check clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,14 @@ chaos: $(VENV)/.dev ## runs that something strikes at random (ARGS="--runs N --s
 docs: $(VENV)/.dev ## write the pages of docs/ that are made from the checks and from --help
 	@$(BIN)/python scripts/docs.py
 	@$(BIN)/python scripts/architecture.py
+
+site: $(VENV)/.dev ## write docs/ as a site into build/site; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+screenshots: $(VENV)/.dev ## make docs/pictures again, from two runs in the lab
+	@scripts/lab_tools.sh
+	@scripts/browser_tools.sh
+	$(TEST_ENV) $(BIN)/python scripts/screenshots.py
 
 zipapp: $(VENV)/.dev ## write dist/nccl-doctor.pyz, one file that needs Python and torch only
 	@$(BIN)/python scripts/make_zipapp.py
