@@ -22,13 +22,20 @@ def few_at_once(
 ) -> Iterator[Finding]:
     """One finding for each host or link that explains too few connections.
 
+    Where what comes back gets lost, the answers to new connections get lost as well: then it is no
+    matter of their number.
+
     Args:
         kind: of the findings.
         calls: of all hosts.
         labels: seat → name of its host.
     """
     made = {call.pair: call for call in calls if call.job and call.outcome == "ok"}
-    short = {pair: call for pair, call in made.items() if call.shortfall}
+    short = {
+        pair: call
+        for pair, call in made.items()
+        if call.shortfall and not ((back := made.get(pair[::-1])) and back.lost)
+    }
     limited = kind.variant(
         title="Only some of several connections between hosts are accepted",
         why="One connection is accepted, and of many that begin at once some get no answer: each "

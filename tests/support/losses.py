@@ -84,7 +84,8 @@ class LossyWorld:
                 facts = world.facts[host.name or ""]
                 asked = {s: calls for s, calls in facts["peers"].items() if int(s) in seats}
                 drops = self.drops.get(host.name or "", {})
-                rounds[AGAIN] = outcome({**facts, "peers": asked, "drops": drops})
+                said = {**facts, "peers": asked, "drops": drops}
+                rounds[AGAIN] = outcome(world.outcomes.get(host.name or "", said))
             hosts.append(replace(host, facts={**host.facts, **reread({"loss": rounds})}))
         ranks = [replace(rank, host=hosts[rank.host.id]) for rank in first.ranks]
         return replace(first, hosts=tuple(hosts), ranks=tuple(ranks))

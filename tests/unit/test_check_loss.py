@@ -58,6 +58,13 @@ def test_where_the_calls_of_the_firewall_check_failed_none_are_made_again() -> N
         CHECK.plan(world.tries[ONE].cluster())
 
 
+def test_a_host_that_did_not_get_to_the_end_of_the_second_try_is_named() -> None:
+    world = LossyWorld(3).lose(LossyWorld(3).of("nd1", "in"))
+    hung = Outcome(OutcomeStatus.HUNG, reason="the run had 3 s left for it, and not 20 s")
+    world.tries[TWO].outcomes["nd1"] = hung
+    assert only(world.judge()).where.hosts == ("nd1",)
+
+
 def test_one_host_has_no_roads() -> None:
     with pytest.raises(Skip, match="one host"):
         CHECK.plan(make_cluster(["nd0"]))

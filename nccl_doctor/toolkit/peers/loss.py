@@ -81,6 +81,7 @@ def read_losses(cluster: Cluster) -> Losses:
     reports = list(cluster.facts("loss", AGAIN))
     if not reports:
         return Losses({}, {}, (), {})
+    reports += _called_in_vain(cluster, {rank.seat for rank, _ in reports})
     seats = {rank.seat for rank, _ in reports}
     calls = [
         call
@@ -95,6 +96,16 @@ def read_losses(cluster: Cluster) -> Losses:
     for call in (*calls, *tried_again):
         nics.setdefault(call.listener, set()).add(call.interface)
     return Losses(first, again, blame.causes, nics)
+
+
+def _called_in_vain(cluster: Cluster, reported: Set[int]) -> list[Report]:
+    """Facts of those that took part in the second try and did not get to its end, without calls of
+    their own: what the others lost on the way to them counts.
+    """
+    began = {each.rank.seat for each in cluster.evidence("loss", AGAIN)} - reported
+    first = {rank.seat: (rank, facts) for each in _first_reports(cluster) for rank, facts in each}
+    known = (first[seat] for seat in sorted(began) if seat in first)
+    return [(rank, {**facts, "peers": {}}) for rank, facts in known]
 
 
 def hosts_to_try_again(cluster: Cluster, seats: Iterable[int]) -> tuple[int, ...]:

@@ -89,6 +89,11 @@ class PeerCall:
         return (stood, wanted) if stood < wanted else None
 
     @property
+    def lost(self) -> int:
+        """Small segments lost from the caller to the listener."""
+        return int(self.attempts[-1].get("lost", 0))
+
+    @property
     def stuck(self) -> Pair:
         """The ordered pair of hosts in whose direction packets are lost.
 
