@@ -7,14 +7,17 @@ On each address that NCCL (bootstrap, and data over sockets) and gloo would choo
 port, and every other host connects to it. The answer must prove that it is the right listener; 64
 bytes and then 1 MiB must come back unchanged; in between, small segments count what the road loses,
 for check `loss`. Then it opens as many connections at once as the job would, 8 at least. What fails
-is tried twice. Where ranks fail or hang together later, the hosts call once more: a firewall may
-have come up during the run. Where something failed, the firewall rules of both ends are read (nft,
-iptables; needs root) and the packet is followed through them; and the kernels are asked by netlink
-how they route it. That tells what a rule on the way back does too (`fib saddr . iif oif missing`,
-or `-m rpfilter` of iptables), with which firewalld drops IPv6 packets (IPv6_rpfilter). Meanwhile
-rank 0's host looks up the names of the addresses that call its store, for check `master_addr`.
-Whoever else connects to the ports of this check and of `advertised_addresses` is counted, with the
-first thing that they say.
+is tried twice. Of more than 64 hosts, each calls and is called by log2(hosts) + 4 partners (with 1
+MiB in 4 of these pairs), by chance others in each run, and at least two hosts of each two leaf
+switches that Slurm tells (SLURM_TOPOLOGY_ADDR): a bad host shows in all of its pairs. `--level
+full` tries every pair. Where ranks fail or hang together later, the hosts call once more: a
+firewall may have come up during the run. Where something failed, the firewall rules of both ends
+are read (nft, iptables; needs root) and the packet is followed through them; and the kernels are
+asked by netlink how they route it. That tells what a rule on the way back does too (`fib saddr .
+iif oif missing`, or `-m rpfilter` of iptables), with which firewalld drops IPv6 packets
+(IPv6_rpfilter). Meanwhile rank 0's host looks up the names of the addresses that call its store,
+for check `master_addr`. Whoever else connects to the ports of this check and of
+`advertised_addresses` is counted, with the first thing that they say.
 
 Why it matters
 --------------
@@ -86,6 +89,7 @@ from nccl_doctor.toolkit.peers.matrix import (
     sort_calls,
     unroutable_hosts,
 )
+from nccl_doctor.toolkit.peers.schedule import partners_enough, plan_schedule
 
 from .again import AGAIN, RULES_AGAIN, latest_calls, seats_again, was_open
 from .clients import clients_of_store, looked_up
@@ -109,6 +113,7 @@ from .kinds import (
     PEER_ONE_WAY,
 )
 from .local import RulesFacts, observe_rules
+from .sampled import SAMPLED, judge_sample
 from .shown import links_of
 from .strangers import STRANGER, judge_strangers
 from .windows import how_to_stay_inside, where_other_ports_pass
@@ -146,6 +151,7 @@ class Firewall(Check):
         MTU_BLACKHOLE,
         INTERFACE_UNROUTABLE,
         STRANGER,
+        SAMPLED,
     )
     reads = ("advertised_addresses", "duplicate_address", "interfaces", "nccl_library", "own_name")
 
@@ -160,7 +166,11 @@ class Firewall(Check):
         if not seats:
             return ()
         given = {"nccl": other_answers(cluster), **clients_of_store(cluster)}
-        rounds = [Round("matrix", (seats,), calls_deadline(len(seats)), given, may_shrink=True)]
+        schedule = plan_schedule(cluster, seats)
+        partners = len(seats) if schedule.all_pairs else partners_enough(len(seats))
+        params = {**given, **schedule.to_params()}
+        limit_s = calls_deadline(partners)
+        rounds = [Round("matrix", (seats,), limit_s, params, may_shrink=True)]
         first = _Matrix(cluster, at_first=True)
         if first.unanswered:
             return [*rounds, *_of_rules("rules", first)]
@@ -181,6 +191,7 @@ class Firewall(Check):
         yield from _failed(matrix)
         yield from _unroutable(matrix)
         yield from few_at_once(PEER_BLOCKED, matrix.calls, matrix.labels)
+        yield from judge_sample(cluster, matrix.sorted.tested)
         troubled = {call.listener for call in matrix.calls if call.outcome != "ok"}
         yield from judge_strangers(cluster, troubled)
 

@@ -90,12 +90,18 @@ from nccl_doctor.toolkit.peers.echo import scoped
 from nccl_doctor.toolkit.peers.loss import read_losses
 from nccl_doctor.toolkit.peers.matrix import job_roles
 from nccl_doctor.toolkit.peers.pairs import by_partner, mapping, number
+from nccl_doctor.toolkit.peers.schedule import (
+    Schedule,
+    in_slots,
+    leave_out,
+    plan_schedule,
+    schedule_of,
+)
 
 from .left_out import lossy_links, shut_links
 from .path_mtu import PATH_MTU_LOW, judge_paths
 from .slowness import Confirmed, Measure, confirm, read_measures, try_again
 from .timed import Pace, hold_meetings, nic_speed
-from .timetable import in_slots, leave_out, tournament
 from .wire import Gate
 from .words import WAYS, milliseconds, span, speed
 
@@ -142,8 +148,7 @@ _HOST_LATE = (
 )
 _NOT_KNOWN = "What the link itself can do is not known; a job that shares the CPU would be as slow."
 _ALL_PAIRS = 16
-_PARTNERS = 8
-"""Of each host, where there are more than `_ALL_PAIRS` hosts and the level is not full."""
+"""Hosts up to which every pair is measured; above, only at level full."""
 _LEAST_US = 300.0
 """A smaller change of a round-trip time may be the power saving of one CPU: C6 of Sapphire Rapids
 takes 290 µs to leave (`spr_cstates` in drivers/idle/intel_idle.c).
@@ -172,11 +177,12 @@ class Links(Check):
         seats = tuple(rank.seat for rank in first if rank is not None)
         if not seats:
             return ()
-        every = _timetable(seats, cluster.level)
+        schedule = plan_schedule(cluster, seats, _ALL_PAIRS)
+        every = schedule.slots
         lossy, shut = lossy_links(cluster), shut_links(cluster, every)
         held = leave_out(lossy | shut, every)
         given: dict[str, Any] = {"nccl": other_answers(cluster)}
-        params = dict(given)
+        params = {**given, **schedule.to_params()}
         if every and not held and not shut:
             raise Skip("every link loses packets: its speed would be that of the losses")
         if held != every and held:  # what shuts all of them blocks the round
@@ -214,12 +220,14 @@ class Links(Check):
         if not choice["listen"]:
             raise Untested("this host has no address but loopback")
         mine = next((e for e in choice["listen"] if wanted & set(e["roles"])), choice["listen"][0])
-        slots = ctx.params.get("slots") or _timetable(ctx.group, ctx.level)
+        schedule = schedule_of(ctx.group, ctx.params) or Schedule(ctx.group)
+        slots = ctx.params.get("slots") or schedule.slots
+        partners = {s for slot in slots for pair in slot if ctx.seat in pair for s in pair}
         with Gate(scoped(mine["address"], mine["interface"])) as gate:
             ctx.peers.post("gate", gate.door.to_json())
             ctx.breadcrumb("waiting for the other hosts to listen")
-            doors = ctx.peers.collect("gate", min(_LISTEN_S, ctx.left()))
-            ctx.breadcrumb("exchanging with the other hosts", partners=len(slots))
+            doors = ctx.peers.collect("gate", min(_LISTEN_S, ctx.left()), partners)
+            ctx.breadcrumb("exchanging with the other hosts", partners=len(partners) - 1)
             before = read_counts(mine["interface"], ctx.root)
             sent = hold_meetings(
                 slots,
@@ -276,11 +284,6 @@ class Links(Check):
                         rtt_us=number(sent.get("rtt_us")),
                         rate=0.0 if stood else number(sent.get("rate")),
                     )
-
-
-def _timetable(seats: Sequence[int], level: Level) -> list[list[tuple[int, int]]]:
-    few = len(seats) > _ALL_PAIRS and level is not Level.FULL
-    return tournament(seats, _PARTNERS if few else None)
 
 
 def _best(

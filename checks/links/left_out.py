@@ -8,8 +8,7 @@ from typing import Any
 from nccl_doctor.api import Cluster, Rank
 from nccl_doctor.toolkit.peers.loss import read_losses
 from nccl_doctor.toolkit.peers.matrix import read_calls
-
-from .timetable import Meeting, Slots
+from nccl_doctor.toolkit.peers.schedule import Meeting, Slots
 
 _CALLED = ("matrix", "again")
 """Rounds of check `firewall`, the one that counts last."""

@@ -16,8 +16,7 @@ from typing import Any
 
 from nccl_doctor.api import Cause, Rank, blame_links
 from nccl_doctor.toolkit.cpu_wait import ran_share, was_starved
-
-from .timetable import Meeting
+from nccl_doctor.toolkit.peers.schedule import Meeting
 
 Pair = tuple[int, int]
 """Seats of (sender, receiver)."""

@@ -21,8 +21,8 @@ from typing import Any
 from nccl_doctor.toolkit.cpu_wait import CpuWatch
 from nccl_doctor.toolkit.net.tcp_info import TcpInfo
 from nccl_doctor.toolkit.peers.echo import Door
+from nccl_doctor.toolkit.peers.schedule import Slots
 
-from .timetable import Slots
 from .wire import LARGEST, Gate, Stalled, Wire, call
 
 _PING, _BURST, _END = b"P", b"B", b"E"

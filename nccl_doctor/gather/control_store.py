@@ -21,7 +21,7 @@ import datetime
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from nccl_doctor.gather.envelope import LARGEST, OPEN, BadMessage, Seal, unwrap, wrap
@@ -246,9 +246,11 @@ class RoundPeers:
         """See `api.Peers`."""
         self._box.put(f"{tag}/{self._seat}", value)
 
-    def collect(self, tag: str, timeout_s: float) -> dict[int, Any]:
+    def collect(
+        self, tag: str, timeout_s: float, of: Collection[int] | None = None
+    ) -> dict[int, Any]:
         """See `api.Peers`."""
-        keys = {f"{tag}/{seat}": seat for seat in self._group}
+        keys = {f"{tag}/{seat}": seat for seat in (self._group if of is None else of)}
         there = self._box.wait(keys, timeout_s)
         told = {}
         for key, seat in keys.items():

@@ -140,7 +140,8 @@ class Coordinator:
             return ()
 
     def _cluster(self) -> Cluster:
-        return self._evidence.cluster(self._run.options, self._run.backend)
+        run = self._run
+        return replace(self._evidence.cluster(run.options, run.backend), run_id=run.nonce)
 
     def _hold(self, check: Check, round_: Round) -> None:
         """Hold one round: order it, take part, wait for all evidence, note the silent ranks."""

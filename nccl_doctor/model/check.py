@@ -7,7 +7,7 @@ this.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -58,8 +58,11 @@ class Peers(Protocol):
             OSError: the store is lost.
         """
 
-    def collect(self, tag: str, timeout_s: float) -> dict[int, Any]:
-        """Wait until every seat of the group has posted `tag`, or for `timeout_s` seconds.
+    def collect(
+        self, tag: str, timeout_s: float, of: Collection[int] | None = None
+    ) -> dict[int, Any]:
+        """Wait until every seat of the group (or every one `of` these) has posted `tag`, or for
+        `timeout_s` seconds.
 
         Returns: seat → value of those that posted; those that stopped responding are missing.
 

@@ -253,7 +253,8 @@ class Cluster:
     `world_size` and `nnodes` are the coordinator's claims. `hosts` and `ranks` include the expected
     ones that never signed in (`reported` False). `complete` is False without a coordinator's
     report: in the partial report of a host that never reached the coordinator, and in a merge of
-    such reports without one of every host. A merged cluster has hosts that did not join.
+    such reports without one of every host. A merged cluster has hosts that did not join. Each run
+    has another `run_id`.
     """
 
     world_size: int
@@ -267,6 +268,7 @@ class Cluster:
     complete: bool = True
     expected: Mapping[str, Any] = field(default_factory=dict)
     job: Job = field(default_factory=Job)
+    run_id: str = ""
 
     @cached_property
     def present(self) -> tuple[Rank, ...]:

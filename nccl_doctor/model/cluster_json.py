@@ -108,6 +108,7 @@ def cluster_from_json(report: Node) -> Cluster:
         complete=run.get("complete", bool, True),
         expected=run.get("expected", dict, {}),
         job=_job(run.get("job", dict, {})),
+        run_id=run.get("id", str, ""),
     )
 
 

@@ -36,7 +36,7 @@ check = importlib.import_module("nccl_doctor.checks.deepspeed_groups").Deepspeed
 
 class Alone:
     def post(self, tag, value): ...
-    def collect(self, tag, timeout_s): return {}
+    def collect(self, tag, timeout_s, of=None): return {}
     def store(self): return HashStore()
 
 out = check.observe(Context(

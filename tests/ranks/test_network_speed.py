@@ -55,7 +55,7 @@ class OnFile:
         (folder / f".{tag}-{seat}").write_text(json.dumps(value))
         (folder / f".{tag}-{seat}").rename(folder / f"{tag}-{seat}")
 
-    def collect(self, tag, timeout_s):
+    def collect(self, tag, timeout_s, of=None):
         end = time.monotonic() + timeout_s
         files = {each: folder / f"{tag}-{each}" for each in range(world)}
         while time.monotonic() < end and not all(file.exists() for file in files.values()):
@@ -301,7 +301,7 @@ class Stranger:
     def post(self, key: str, value: Any) -> None:
         self.said.append(key)
 
-    def collect(self, key: str, timeout_s: float) -> Mapping[int, Any]:
+    def collect(self, key: str, timeout_s: float, of: Any = None) -> Mapping[int, Any]:
         return {1: self.has if key == "verbs" else 7}
 
 

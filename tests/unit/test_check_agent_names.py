@@ -168,7 +168,7 @@ class Others:
         assert tag == "name"
         self.names.append(value)
 
-    def collect(self, tag: str, timeout_s: float) -> dict[int, Any]:
+    def collect(self, tag: str, timeout_s: float, of: Any = None) -> dict[int, Any]:
         return dict(enumerate(self.names))
 
     def store(self) -> Any:

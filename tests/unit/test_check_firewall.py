@@ -27,6 +27,7 @@ from nccl_doctor.toolkit.firewall.netfilter import Rules
 from nccl_doctor.toolkit.firewall.rulesets import parse_nft
 from nccl_doctor.toolkit.net.interfaces import Interface
 from nccl_doctor.toolkit.peers.listeners import Listeners
+from nccl_doctor.toolkit.peers.schedule import Schedule
 from tests.support.clusters import make_cluster, outcome, with_round
 from tests.support.peers import (
     DROPPED,
@@ -310,11 +311,13 @@ class OtherHost:
     def __init__(self, posts: Mapping[str, Mapping[int, Any]]) -> None:
         self.posts = posts
         self.posted: dict[str, Any] = {}
+        self.asked: dict[str, Any] = {}
 
     def post(self, tag: str, value: Any) -> None:
         self.posted[tag] = json.loads(json.dumps(value))
 
-    def collect(self, tag: str, timeout_s: float) -> dict[int, Any]:
+    def collect(self, tag: str, timeout_s: float, of: Any = None) -> dict[int, Any]:
+        self.asked[tag] = of
         return {**self.posts.get(tag, {}), 0: self.posted[tag]}
 
     def store(self) -> Any:
@@ -342,6 +345,21 @@ def test_observing_calls_the_other_host() -> None:
     for door in [*doors, *peers.posted["listen"]]:
         assert door["token"] not in json.dumps(facts)
         assert door["answer"] not in json.dumps(facts)
+
+
+def test_of_many_hosts_only_partners_are_called() -> None:
+    group = tuple(range(0, 140, 2))
+    schedule = Schedule(group, "a run", all_pairs=False)
+    partners = list(schedule.partners(0))
+    first, last = partners[0], partners[-1]
+    with Listeners(["127.0.0.2", "127.0.0.3"]) as listeners:
+        near, far = (
+            [{"interface": "eth0", "roles": ["gloo"], **door.to_json()}] for door in listeners.doors
+        )
+        peers = OtherHost({"listen": {first: near, last: far}, "done": {}})
+        facts = CHECK.observe(context(group, peers, clients=[], **schedule.to_params()))
+    assert list(facts["peers"]) == [str(first), str(last)]
+    assert [list(peers.asked[tag]) for tag in ("listen", "done")] == [partners, partners]
 
 
 def test_observing_calls_a_closed_port_twice() -> None:
@@ -380,6 +398,13 @@ def test_a_host_that_takes_few_connections_at_once_is_named() -> None:
     assert "1 of 8 connections in 2 s, begun at once, twice" in found.message
     assert found.kind.title.startswith("Only some of several connections")
     assert "nft list ruleset" in found.fix
+
+
+def test_where_answers_get_lost_few_connections_at_once_say_nothing_of_their_number() -> None:
+    world = World(3).fail([("nd1", "nd0")], FEW)
+    only(world.judge(), "peer-blocked")
+    world.fail([("nd0", "nd1")], {**OK, "segments": 300, "lost": 60})
+    assert world.judge() == []
 
 
 def test_of_two_hosts_the_link_is_named_that_takes_few_connections_at_once() -> None:

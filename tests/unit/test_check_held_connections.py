@@ -415,7 +415,7 @@ class Table:
                     table._said[tag, seat] = json.dumps(value)
                     table._there.notify_all()
 
-            def collect(self, tag: str, timeout_s: float) -> dict[int, Any]:
+            def collect(self, tag: str, timeout_s: float, of: Any = None) -> dict[int, Any]:
                 with table._there:
                     table._there.wait_for(
                         lambda: all((tag, each) in table._said for each in table._seats), timeout_s

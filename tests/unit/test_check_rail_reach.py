@@ -289,7 +289,7 @@ class OtherHost:
     def post(self, tag: str, value: Any) -> None:
         self.posts[tag][0] = json.loads(json.dumps(value))
 
-    def collect(self, tag: str, timeout_s: float) -> dict[int, Any]:
+    def collect(self, tag: str, timeout_s: float, of: Any = None) -> dict[int, Any]:
         return self.posts[tag]
 
     def store(self) -> Any:

@@ -60,6 +60,15 @@ def test_both_echoes_come_back() -> None:
     assert result.duration_s < 2
 
 
+def test_a_brief_call_leaves_the_large_echo_out() -> None:
+    with Listeners([HOME, "127.0.0.2"]) as listeners:
+        (full,), (brief,) = call_all(listeners.doors, 10, brief=[False, True])
+    assert [(each.outcome, each.downloaded) for each in (full, brief)] == [
+        ("ok", LARGE_BYTES),
+        ("ok", 0),
+    ]
+
+
 def test_each_address_has_its_own_port_and_tokens() -> None:
     with Listeners([HOME, "127.0.0.2"]) as listeners:
         one, other = listeners.doors

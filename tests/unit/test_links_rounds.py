@@ -104,7 +104,7 @@ class OtherHost:
     def post(self, tag: str, value: Any) -> None:
         self.posted = json.loads(json.dumps(value))
 
-    def collect(self, tag: str, timeout_s: float) -> dict[int, Any]:
+    def collect(self, tag: str, timeout_s: float, of: Any = None) -> dict[int, Any]:
         return {**self.posts, 0: self.posted}
 
     def store(self) -> Any:

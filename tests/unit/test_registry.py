@@ -434,7 +434,7 @@ CODES = """
     rdma-unusable efa-maybe-blocked rail-order-differs rail-slots-differ rdma-names-differ
     rail-unreachable rail-mtu-blackhole rails-apart gdrcopy-missing
     rdma-mixed rdma-port-down rdma-port-unconfigured rp-filter-strict address-duplicate
-    peer-no-route mtu-differs mtu-blackhole peer-blocked peer-one-way peer-intercepted
+    pairs-sampled peer-no-route mtu-differs mtu-blackhole peer-blocked peer-one-way peer-intercepted
     stranger-connects gloo-families-differ arp-flux env-contradicts-profile
     kernel-settings-differ
     host-cut-off link-flapped bond-member-down bond-split bond-speeds-differ

@@ -47,7 +47,7 @@ class Board:
     def post(self, tag: str, value: Any) -> None:
         self.posted[tag] = value
 
-    def collect(self, tag: str, timeout_s: float) -> dict[int, Any]:
+    def collect(self, tag: str, timeout_s: float, of: Any = None) -> dict[int, Any]:
         assert timeout_s > 0
         return {0: self.posted[tag], 7: self.files if tag == "written" else True}
 

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from nccl_doctor.checks.links import wire
 from nccl_doctor.checks.links.timed import Pace, exchange, hold_meetings, nic_speed, warm_part
-from nccl_doctor.checks.links.timetable import in_slots, tournament
 from nccl_doctor.checks.links.wire import Gate, Stalled, Wire, call
 from nccl_doctor.toolkit.cpu_wait import CpuWatch, ran_share, was_starved
 from nccl_doctor.toolkit.host import load_average
 from nccl_doctor.toolkit.net.tcp_info import TcpInfo, tcp_info
+from nccl_doctor.toolkit.peers.schedule import in_slots, tournament
 
 HOME = "127.0.0.1"
 SHORT = Pace(burst_s=0.02, limit_s=2.0)

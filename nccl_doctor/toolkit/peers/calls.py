@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypedDict, TypeVar
 
@@ -19,6 +19,7 @@ from nccl_doctor.toolkit.peers.echo import (
     scoped,
 )
 from nccl_doctor.toolkit.peers.listeners import Listeners
+from nccl_doctor.toolkit.peers.schedule import schedule_of
 from nccl_doctor.toolkit.peers.visitors import Stranger
 
 Entry = tuple[int, Mapping[str, Any]]
@@ -46,6 +47,7 @@ def hold_calls(
     known: Mapping[str, Mapping[str, Any]],
     call: Callable[[list[Entry], float], T],
     *,
+    of: Collection[int] | None = None,
     all_may_be_known: bool = False,
 ) -> T:
     """Let the others of the group call the open `listeners`, and call theirs meanwhile.
@@ -56,6 +58,7 @@ def hold_calls(
         known: address of a listener → what the others need besides its `Door`.
         call: called with the entries of the others, those of the next one in the group first, and
             the seconds after which no call may begin.
+        of: seats of the partners, who call this host too, in the order of the calls; None for all.
         all_may_be_known: hosts that have nothing to be called on are no fault.
 
     Returns: what `call` returns.
@@ -68,9 +71,9 @@ def hold_calls(
     posted = [{**known[door.address], **door.to_json()} for door in listeners.doors]
     ctx.peers.post("listen", posted)
     ctx.breadcrumb("waiting for the listeners of the other hosts")
-    theirs = ctx.peers.collect("listen", min(_LISTEN_S, ctx.left()))
     # Each host starts with the next one in the group, so that no host is called by all at once.
-    order = ctx.group[ctx.position + 1 :] + ctx.group[: ctx.position]
+    order = tuple(of or ctx.group[ctx.position + 1 :] + ctx.group[: ctx.position])
+    theirs = ctx.peers.collect("listen", min(_LISTEN_S, ctx.left()), of)
     entries = [(seat, entry) for seat in order for entry in theirs.get(seat, ())]
     if not entries and not (theirs and all_may_be_known):
         raise Untested(f"no other host was listening within {_LISTEN_S:g} s")
@@ -78,7 +81,7 @@ def hold_calls(
     made = call(entries, min(_CALLS_S + _BATCH_S * (len(entries) // MAX_CALLS), ctx.left() / 2))
     ctx.breadcrumb("listening until every other host has finished its calls")
     ctx.peers.post("done", True)
-    ctx.peers.collect("done", min(_DONE_S, max(0.0, ctx.left() - 2)))
+    ctx.peers.collect("done", min(_DONE_S, max(0.0, ctx.left() - 2)), of)
     return made
 
 
@@ -97,7 +100,7 @@ class Matrix(TypedDict):
 
 def call_on_chosen_addresses(ctx: Context, talk: Talk | None = None) -> Matrix:
     """Call the others of the group on every address that NCCL and gloo choose there, while they
-    call this host on those that are chosen here.
+    call this host on those that are chosen here; of many hosts, those of the round's schedule.
 
     Args:
         ctx: of a round that observes together; its parameters have `nccl`, see `other_answers`.
@@ -118,7 +121,12 @@ def call_on_chosen_addresses(ctx: Context, talk: Talk | None = None) -> Matrix:
     }
     ctx.breadcrumb("listening", addresses=list(doors))
     with Listeners(list(doors)) as listeners:
-        peers = hold_calls(ctx, listeners, doors, partial(call_others, talk=talk))
+        schedule = schedule_of(ctx.group, ctx.params)
+        partners = None if schedule is None else schedule.partners(ctx.seat)
+        small = {seat for seat, large in (partners or {}).items() if not large}
+        peers = hold_calls(
+            ctx, listeners, doors, partial(call_others, talk=talk, small=small), of=partners
+        )
     return {
         "nccl_data": choice["nccl_data"],
         "peers": peers,
@@ -128,7 +136,10 @@ def call_on_chosen_addresses(ctx: Context, talk: Talk | None = None) -> Matrix:
 
 
 def call_others(
-    entries: Sequence[Entry], budget_s: float, talk: Talk | None = None
+    entries: Sequence[Entry],
+    budget_s: float,
+    talk: Talk | None = None,
+    small: Collection[int] = (),
 ) -> dict[str, list[dict[str, Any]]]:
     """Call every address that other hosts listen on, except addresses that this host has too.
 
@@ -136,6 +147,7 @@ def call_others(
         entries: with `interface` and `roles`, and `mac`, the hardware address of the interface.
         budget_s: no call begins later than this.
         talk: what to say on each connection, see `call_all`.
+        small: seats with which no large message is exchanged.
 
     Returns: seat, as text, → for each entry `address`, `interface`, `roles`, `port`, `attempts`
     (see `matrix.PeerCall`); if the call failed, `source`: the own address that it came from; and
@@ -143,8 +155,10 @@ def call_others(
     """
     own = {address for each in interfaces() for address in each.addresses}
     shared = [entry["address"].partition("%")[0] in own for _, entry in entries]
-    doors = [door_of(entry) for (_, entry), mine in zip(entries, shared, strict=True) if not mine]
-    results = iter(call_all(doors, budget_s, talk=talk))
+    others = [each for each, mine in zip(entries, shared, strict=True) if not mine]
+    doors = [door_of(entry) for _, entry in others]
+    brief = [seat in small for seat, _ in others]
+    results = iter(call_all(doors, budget_s, talk=talk, brief=brief))
     peers: dict[str, list[dict[str, Any]]] = {}
     macs = neighbours()
     for (seat, entry), mine in zip(entries, shared, strict=True):

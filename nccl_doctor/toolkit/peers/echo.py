@@ -300,6 +300,7 @@ def call_all(
     budget_s: float,
     origins: Sequence[Origin | None] = (),
     talk: Talk | None = None,
+    brief: Sequence[bool] = (),
 ) -> list[list[Call]]:
     """Call listeners at the same time, each a second time if the first call failed.
 
@@ -309,6 +310,7 @@ def call_all(
         origins: of each call, as for `dial`; empty for none.
         talk: what to do; without it the usual. With the usual number of segments, fewer of them to
             each of many listeners.
+        brief: of each call, whether to leave the large echo out; empty for none.
 
     Returns: the attempts for each door, the last one being the result; if only a failed first
     attempt, or none, was made in time, the door counts as not tested.
@@ -318,15 +320,17 @@ def call_all(
     wanted = talk or Talk()
     usual = replace(wanted, calm=Calm(groups)) if wanted.calm == Calm() else wanted
 
-    def attempts(door: Door, origin: Origin | None) -> list[Call]:
+    def attempts(door: Door, origin: Origin | None, is_brief: bool) -> list[Call]:
+        one = replace(usual, large=usual.large and not is_brief)
         made: list[Call] = []
         while len(made) < 2 and time.monotonic() < end and not (made and made[-1].outcome == "ok"):
             if made:
                 time.sleep(_PAUSE_S)
-            made.append(call(door, origin=origin, talk=usual))
+            made.append(call(door, origin=origin, talk=one))
         return made
 
     if not doors:
         return []
     with ThreadPoolExecutor(min(MAX_CALLS, len(doors))) as pool:
-        return list(pool.map(attempts, doors, origins or [None] * len(doors)))
+        nothing, full = [None] * len(doors), [False] * len(doors)
+        return list(pool.map(attempts, doors, origins or nothing, brief or full))

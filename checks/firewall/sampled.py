@@ -1,0 +1,67 @@
+"""Pairs of hosts that were not tried, as there are too many, and what that may miss. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+
+from nccl_doctor.api import Cluster, Confidence, Finding, Kind, Layer, Severity
+from nccl_doctor.toolkit.peers.schedule import ALL_PAIRS, leaf_switch
+
+SAMPLED = Kind(
+    code="pairs-sampled",
+    layer=Layer.PORT,
+    title="Of many hosts, not every pair was tried",
+    why="The calls between all pairs grow with the square of the hosts. A bad host shows in any of "
+    "its pairs; a bad link between two good hosts shows only in its own.",
+    fix="--level full lets every host call every other one",
+    severity=Severity.INFO,
+)
+_UPLINKS = 16
+"""Of a leaf switch, for an example."""
+
+
+def judge_sample(cluster: Cluster, tried: Set[tuple[int, int]]) -> Iterator[Finding]:
+    """One finding where only some pairs were tried, by plan.
+
+    Args:
+        cluster: whose hosts are all that could be tried.
+        tried: ordered pairs of seats.
+    """
+    count = len(cluster.present_hosts)
+    every = count * (count - 1)
+    if count <= ALL_PAIRS or len(tried) >= every // 2:
+        return
+    missed = 1 - len(tried) / every
+    words = (
+        f"{len(tried)} of {every} ordered pairs of {count} hosts, chosen at random: one bad link "
+        f"between two good hosts is missed with a probability of {_percent(missed)}"
+    )
+    chance = _chance_to_miss_an_uplink(cluster, tried)
+    if chance is not None:
+        words += f", one dead uplink, of {_UPLINKS} of a leaf switch: {_percent(chance)}"
+    evidence = {"tried": len(tried), "pairs": every, "missed": round(missed, 4)}
+    yield Finding(SAMPLED, words, evidence=evidence, confidence=Confidence.CERTAIN)
+
+
+def _chance_to_miss_an_uplink(cluster: Cluster, tried: Set[tuple[int, int]]) -> float | None:
+    """Probability that no connection took an uplink that is dead, of the leaf switch with the
+    fewest connections to others; None where the switches are not known.
+
+    Each connection takes one of the uplinks by chance (ECMP).
+    """
+    leaf = {rank.seat: leaf_switch(rank) for rank in cluster.present}
+    if not all(leaf.values()):
+        return None
+    crossing = dict.fromkeys(leaf.values(), 0)
+    if len(crossing) < 2:
+        return None
+    for ends in tried:
+        one, other = (leaf.get(end, "") for end in ends)
+        if one and other and one != other:
+            crossing[one] += 1
+            crossing[other] += 1
+    return float((1 - 1 / _UPLINKS) ** min(crossing.values()))
+
+
+def _percent(share: float) -> str:
+    return "less than 0.1 %" if share < 0.001 else f"{100 * share:.1f} %"
