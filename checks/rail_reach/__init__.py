@@ -167,7 +167,7 @@ class RailReach(Check):
                 ctx,
                 doors,
                 known,
-                lambda entries, budget: call_rails(
+                lambda entries, budget, _: call_rails(
                     entries, mine, budget, partners=most, cross=cross, root=ctx.root
                 ),
             )

@@ -318,7 +318,8 @@ class OtherHost:
 
     def collect(self, tag: str, timeout_s: float, of: Any = None) -> dict[int, Any]:
         self.asked[tag] = of
-        return {**self.posts.get(tag, {}), 0: self.posted[tag]}
+        mine = {0: self.posted[tag]} if tag in self.posted else {}
+        return {**self.posts.get(tag, {}), **mine}
 
     def store(self) -> Any:
         raise AssertionError("no process group is needed")
@@ -372,6 +373,17 @@ def test_observing_calls_a_closed_port_twice() -> None:
     (result,) = facts["peers"]["4"]
     assert [each["outcome"] for each in result["attempts"]] == ["refused", "refused"]
     assert result["source"]
+
+
+def test_what_fails_at_a_host_that_listens_no_more_was_not_tried() -> None:
+    """It had waited for these calls for as long as it may."""
+    with Listeners(["127.0.0.2"]) as listeners:
+        entry = {"address": "127.0.0.2", "interface": "eth0", "roles": ["gloo"]}
+        doors = [{**entry, **door.to_json()} for door in listeners.doors]
+    peers = OtherHost({"listen": {4: doors}, "done": {4: True}, "gone": {4: True}})
+    facts = CHECK.observe(context((0, 4), peers, store=4, clients=[]))
+    (result,) = facts["peers"]["4"]
+    assert (result["attempts"], peers.posted["gone"]) == ([], True)
 
 
 def test_an_address_of_ones_own_is_not_called() -> None:

@@ -284,7 +284,11 @@ class OtherHost:
     """A peer whose listeners are at hand."""
 
     def __init__(self, doors: list[dict[str, Any]]) -> None:
-        self.posts: dict[str, dict[int, Any]] = {"listen": {4: doors}, "done": {4: True}}
+        self.posts: dict[str, dict[int, Any]] = {
+            "listen": {4: doors},
+            "done": {4: True},
+            "gone": {},
+        }
 
     def post(self, tag: str, value: Any) -> None:
         self.posts[tag][0] = json.loads(json.dumps(value))

@@ -14,8 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-SLOW_S = 1.0
-"""A look-up that takes longer delays every connection: a healthy one takes milliseconds."""
+SLOW_S = 0.9
+"""A look-up that takes longer delays every connection: a healthy one takes milliseconds. Less than
+a second, the shortest time that a resolver waits for a name server (`options timeout:1`).
+"""
 
 NOT_A_NAME = "not a host name"
 """The beginning of the error of a look-up that no resolver can ever answer."""

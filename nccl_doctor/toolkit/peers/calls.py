@@ -25,6 +25,8 @@ from nccl_doctor.toolkit.peers.visitors import Stranger
 Entry = tuple[int, Mapping[str, Any]]
 """A listener of a host: its seat, and an `echo.Door` as plain data with additional keys."""
 T = TypeVar("T")
+Gone = Callable[[Collection[int]], Collection[int]]
+"""Those of some seats that listen no more: what failed there proves nothing."""
 
 # All hosts call at about the same time, so each waits at most for a slow start of the others.
 _LISTEN_S = 10.0
@@ -45,7 +47,7 @@ def hold_calls(
     ctx: Context,
     listeners: Listeners,
     known: Mapping[str, Mapping[str, Any]],
-    call: Callable[[list[Entry], float], T],
+    call: Callable[[list[Entry], float, Gone], T],
     *,
     of: Collection[int] | None = None,
     all_may_be_known: bool = False,
@@ -56,8 +58,8 @@ def hold_calls(
         ctx: of a round that observes together.
         listeners: of this host.
         known: address of a listener → what the others need besides its `Door`.
-        call: called with the entries of the others, those of the next one in the group first, and
-            the seconds after which no call may begin.
+        call: called with the entries of the others, those of the next one in the group first, the
+            seconds after which no call may begin, and who tells which of them listen no more.
         of: seats of the partners, who call this host too, in the order of the calls; None for all.
         all_may_be_known: hosts that have nothing to be called on are no fault.
 
@@ -78,10 +80,16 @@ def hold_calls(
     if not entries and not (theirs and all_may_be_known):
         raise Untested(f"no other host was listening within {_LISTEN_S:g} s")
     ctx.breadcrumb("calling the other hosts", hosts=len(order), addresses=len(entries))
-    made = call(entries, min(_CALLS_S + _BATCH_S * (len(entries) // MAX_CALLS), ctx.left() / 2))
+    peers, budget_s = ctx.peers, _CALLS_S + _BATCH_S * (len(entries) // MAX_CALLS)
+    made = call(
+        entries,
+        min(budget_s, ctx.left() / 2),
+        lambda seats: peers.collect("gone", 0.0, seats) if seats else (),
+    )
     ctx.breadcrumb("listening until every other host has finished its calls")
-    ctx.peers.post("done", True)
-    ctx.peers.collect("done", min(_DONE_S, max(0.0, ctx.left() - 2)), of)
+    peers.post("done", True)
+    peers.collect("done", min(_DONE_S, max(0.0, ctx.left() - 2)), of)
+    peers.post("gone", True)
     return made
 
 
@@ -138,6 +146,7 @@ def call_on_chosen_addresses(ctx: Context, talk: Talk | None = None) -> Matrix:
 def call_others(
     entries: Sequence[Entry],
     budget_s: float,
+    gone: Gone = lambda seats: (),
     talk: Talk | None = None,
     small: Collection[int] = (),
 ) -> dict[str, list[dict[str, Any]]]:
@@ -146,6 +155,7 @@ def call_others(
     Args:
         entries: with `interface` and `roles`, and `mac`, the hardware address of the interface.
         budget_s: no call begins later than this.
+        gone: who of those that were called in vain listens no more: these calls were not made.
         talk: what to say on each connection, see `call_all`.
         small: seats with which no large message is exchanged.
 
@@ -158,7 +168,14 @@ def call_others(
     others = [each for each, mine in zip(entries, shared, strict=True) if not mine]
     doors = [door_of(entry) for _, entry in others]
     brief = [seat in small for seat, _ in others]
-    results = iter(call_all(doors, budget_s, talk=talk, brief=brief))
+    calls = call_all(doors, budget_s, talk=talk, brief=brief)
+    failed = [
+        seat
+        for (seat, _), each in zip(others, calls, strict=True)
+        if each and each[-1].outcome != "ok"
+    ]
+    away = gone(failed)
+    results = iter([] if seat in away else c for (seat, _), c in zip(others, calls, strict=True))
     peers: dict[str, list[dict[str, Any]]] = {}
     macs = neighbours()
     for (seat, entry), mine in zip(entries, shared, strict=True):
