@@ -1,14 +1,20 @@
-"""Do connections between the hosts survive a silence as long as --hold-idle says?
+"""Do silent connections between the hosts survive the run, or as long as --hold-idle says?
 
 What it checks
 --------------
-Only with `--hold-idle SECONDS`, after all other tests. On each address that NCCL (bootstrap, and
-data over sockets) or gloo would choose, every host connects to every other one (of more than 17
-hosts, to those 1, 2, 4, 8, … places further on), and nobody sends anything. After SECONDS, and on
-more connections after a half and a quarter of it, one side speaks and the other one answers; on
-some the side that called speaks first, on others the side that was called. Where no answer comes
-within 4 s, or the connection was cut, a new one is made at once. The finding is that the new one
-works and the old one does not.
+Only with `--level full` or `--hold-idle SECONDS`. On each address that NCCL (bootstrap, and data
+over sockets) or gloo would choose, every host connects to every other one (of more than 17 hosts,
+to those 1, 2, 4, 8, … places further on), and nobody sends anything.
+
+* `--level full`: they connect before all other tests in which hosts work together, and speak after
+  them. So the silence is as long as these tests take, and the run no longer for it. The facts say
+  how long it was (`idle_s`).
+* `--hold-idle SECONDS`, at any level: instead, after all other tests, for SECONDS, and on more
+  connections for a half and a quarter of it.
+
+Then one side speaks and the other one answers; on some connections the side that called speaks
+first, on others the side that was called. Where no answer comes within 4 s, or the connection was
+cut, a new one is made at once. The finding is that the new one works and the old one does not.
 
 Why it matters
 --------------
@@ -36,13 +42,15 @@ package of Debian and Ubuntu): `export LD_PRELOAD=libkeepalive.so.0 KEEPIDLE=60 
 
 When it is wrong
 ----------------
-Only a silence of that length is tested: one that passes says nothing about a longer one, so give
-the longest pause of the job, and a --timeout that is 90 s longer at least; where the other tests
-leave too little time, the check is unknown and says how much is missing. It is held once, on new
-ephemeral ports. Where data goes over InfiniBand or RoCE, only the bootstrap of NCCL and the
-stores use such connections: it is a warning then. With two hosts alone, a fault of a host cannot be
-told from one of the link, unless the kernel of one forgets after such a time (check
-`idle_connections`). A connection is not counted if no new one works either.
+Only a silence of that length is tested: one that passes says nothing about a longer one. A run of
+two minutes proves nothing about a security group that forgets after 350 s: give --hold-idle the
+longest pause of the job, and a --timeout that is 90 s longer at least; where the other tests leave
+too little time, the check is unknown and says how much is missing. With --level full alone it is a
+warning, as nobody said that the job pauses that long. It is held once, on new ephemeral ports.
+Where data goes over InfiniBand or RoCE, only the bootstrap of NCCL and the stores use such
+connections: it is a warning then. With two hosts alone, a fault of a host cannot be told from one
+of the link, unless the kernel of one forgets after such a time (check `idle_connections`). A
+connection is not counted if no new one works either.
 
 References
 ----------
@@ -57,9 +65,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from nccl_doctor.api import (
+    BEFORE,
     Check,
     Cluster,
     Confidence,
@@ -67,6 +76,7 @@ from nccl_doctor.api import (
     Finding,
     Kind,
     Layer,
+    Level,
     Round,
     Severity,
     Skip,
@@ -77,10 +87,14 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.nccl.survey import given_answer, other_answers, survey
-from nccl_doctor.toolkit.peers.echo import Door, scoped
+from nccl_doctor.toolkit.peers.echo import scoped
 from nccl_doctor.toolkit.peers.matrix import job_roles
 
 from .rules import SURENESS, Loss, losses, read_connections, seconds
+
+if TYPE_CHECKING:  # they import asyncio, which a judge does not need
+    from .listeners import Listener
+    from .talk import Held
 
 LOST = Kind(
     code="idle-connection-lost",
@@ -94,6 +108,8 @@ LOST = Kind(
 )
 
 HOLD = "hold"
+THROUGH = "through"
+"""Round at the end of the run, for connections that were opened before it."""
 _LISTEN_S = 10.0
 _START_S, _AFTER_S = 8.0, 18.0
 """Seconds for the start and for the answers of `talk`, which is imported where it is used."""
@@ -107,16 +123,20 @@ _LONGEST_KEPT_S = 60.0
 
 
 class HoldFacts(TypedDict):
-    """Facts that `observe` returns; `peers`: seat, as text → what became of each connection."""
+    """Facts that `observe` returns; `peers`: seat, as text → what became of each connection.
+
+    `note` says what a silence of that length does not show.
+    """
 
     idle_s: float
     nccl_data: str
     peers: dict[str, list[dict[str, Any]]]
     not_bound: dict[str, str]
+    note: str
 
 
 class HeldConnections(Check):
-    """Holds silent connections between the hosts, where the user asks for it."""
+    """Holds silent connections between the hosts: through the run, or as long as the user says."""
 
     name = "held_connections"
     layer = Layer.SPEED
@@ -125,94 +145,156 @@ class HeldConnections(Check):
     together = True
     turn = Turn.LAST  # a long silence is not to take the time of other tests
     needs = (Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.RANKS)
+    keeps_sockets = True
     reads = ("idle_connections", "interfaces")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """One round of all hosts."""
+        """One round of all hosts, or one before and one after all others."""
         idle_s = cluster.job.hold_idle_s
-        if idle_s is None:
-            raise Skip("--hold-idle SECONDS was not given: give the longest pause of the job")
+        if idle_s is None and cluster.level is not Level.FULL:
+            raise Skip(
+                "--hold-idle SECONDS was not given: give the longest pause of the job; with "
+                "--level full, connections are held as long as the run lasts"
+            )
         if max(cluster.nnodes, len(cluster.hosts)) < 2:
             raise Skip("only one host: no peers")
         first = [cluster.first_on(host) for host in cluster.present_hosts]
         seats = tuple(rank.seat for rank in first if rank is not None)
         if not seats:
             return ()
+        given = {"nccl": other_answers(cluster)}
+        if idle_s is None:
+            begin_s, ask_s = _LISTEN_S + _START_S + 5, _LISTEN_S + 2 * _AFTER_S
+            return [
+                Round(BEFORE, (seats,), begin_s, given, may_shrink=True),
+                Round(THROUGH, (seats,), ask_s, may_shrink=True),
+            ]
         deadline_s = _LISTEN_S + _needed(idle_s) + 10
-        given = {"idle_s": idle_s, "nccl": other_answers(cluster)}
-        return [Round(HOLD, (seats,), deadline_s, given, may_shrink=True)]
+        return [Round(HOLD, (seats,), deadline_s, {"idle_s": idle_s, **given}, may_shrink=True)]
 
-    def observe(self, ctx: Context) -> HoldFacts:
-        """Hold connections to the others, and answer theirs.
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """Hold connections to the others, and answer theirs; in round `BEFORE`, only `opened`.
 
         Raises:
             Untested: no other host took part, or there is too little time.
         """
-        from .talk import CALLER, LISTENER, Listener, hold
-
-        idle_s = float(ctx.params["idle_s"])
         if ctx.peers is None or len(ctx.group) < 2:
             raise Untested("no other host signed in")
-        ctx.breadcrumb("choosing interfaces as NCCL and gloo do")
-        answer = given_answer(ctx)
-        choice = survey(ctx.env, resolve_timeout_s=1.0, root=ctx.root, ask=lambda: answer)
-        wanted = job_roles(ctx.backend, choice["nccl_data"] == "sockets")
-        of_job = [each for each in choice["listen"] if wanted & set(each["roles"])]
-        failed: dict[str, str] = {}
+        if ctx.round == THROUGH:
+            from .through import ask_all
+
+            idle_s, also, told = ask_all(ctx)
+            return _facts(idle_s, also, told)
         with contextlib.ExitStack() as stack:
-            listeners, posted = [], []
-            for each in (of_job or choice["listen"])[:_MOST_ADDRESSES]:
-                try:
-                    one = Listener(scoped(each["address"], each["interface"]))
-                except OSError as error:
-                    failed[each["address"]] = error.strerror or str(error)
-                    continue
-                stack.callback(one.close)
-                listeners.append(one)
-                posted.append({"interface": each["interface"], **one.door.to_json()})
-            ctx.peers.post("listen", posted)
-            ctx.breadcrumb("waiting for the listeners of the other hosts")
-            theirs = ctx.peers.collect("listen", min(_LISTEN_S, ctx.left()))
-            entries = [(seat, each) for seat in partners(ctx) for each in theirs.get(seat, ())]
-            if not any(doors for seat, doors in theirs.items() if seat != ctx.seat):
-                raise Untested(f"no other host was listening within {_LISTEN_S:g} s")
-            short_s = _needed(idle_s) + _RESERVE_S - ctx.left()
-            if short_s > 0:
-                more = math.ceil(short_s / 10) * 10
-                raise Untested(
-                    f"a silence of {idle_s:g} s takes {_needed(idle_s):.0f} s, and the run has "
-                    f"{ctx.left():.0f} s left for it: give a --timeout that is {more} s longer"
-                )
-            shorter = [idle_s / part for part in (2, 4) if idle_s / part >= _SHORTEST_S]
-            plan = [(CALLER, idle_s), (LISTENER, idle_s), *((CALLER, each) for each in shorter)]
-            ctx.breadcrumb(f"holding silent connections for {idle_s:g} s", addresses=len(entries))
-            doors = [Door(e["address"], e["port"], e["token"], e["answer"]) for _, e in entries]
-            made = hold(listeners, doors, plan)
-        peers: dict[str, list[dict[str, Any]]] = {}
-        for (seat, entry), results in zip(entries, made, strict=True):
-            place = {name: entry[name] for name in ("address", "interface")}
-            peers.setdefault(str(seat), []).extend({**place, **r.to_json()} for r in results)
-        tested = [r.outcome != "untested" for results in made for r in results]
-        if tested and not any(tested):
-            reasons = sorted({r.detail for results in made for r in results})
-            raise Untested("; ".join(reasons[:3]))
-        return {
-            "idle_s": idle_s,
-            "nccl_data": choice["nccl_data"],
-            "peers": peers,
-            "not_bound": failed,
-        }
+            if ctx.round == BEFORE:
+                return self._begin(ctx, stack)
+            return self._hold(ctx, stack)
+
+    def _begin(self, ctx: Context, stack: contextlib.ExitStack) -> dict[str, Any]:
+        from .through import begin_all
+
+        if ctx.shelf is None:
+            raise Untested("no file could be opened for connections")
+        listeners, entries, also = _meet(ctx, stack)
+        ctx.breadcrumb("connecting to the other hosts", addresses=len(entries))
+        return {"opened": begin_all(ctx.shelf, listeners, entries, also)}
+
+    def _hold(self, ctx: Context, stack: contextlib.ExitStack) -> HoldFacts:
+        from .listeners import CALLER, LISTENER
+        from .talk import hold
+        from .through import door_of
+
+        idle_s = float(ctx.params["idle_s"])
+        listeners, entries, also = _meet(ctx, stack)
+        short_s = _needed(idle_s) + _RESERVE_S - ctx.left()
+        if short_s > 0:
+            more = math.ceil(short_s / 10) * 10
+            raise Untested(
+                f"a silence of {idle_s:g} s takes {_needed(idle_s):.0f} s, and the run has "
+                f"{ctx.left():.0f} s left for it: give a --timeout that is {more} s longer"
+            )
+        shorter = [idle_s / part for part in (2, 4) if idle_s / part >= _SHORTEST_S]
+        plan = [(CALLER, idle_s), (LISTENER, idle_s), *((CALLER, each) for each in shorter)]
+        ctx.breadcrumb(f"holding silent connections for {idle_s:g} s", addresses=len(entries))
+        made = hold(listeners, [door_of(entry) for _, entry in entries], plan)
+        told = zip(entries, made, strict=True)
+        return _facts(idle_s, also, [(s, e, each) for (s, e), results in told for each in results])
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """One finding for each host that loses connections, and one for other links."""
-        reports = list(cluster.facts(self.name, HOLD))
+        reports = [*cluster.facts(self.name, HOLD), *cluster.facts(self.name, THROUGH)]
+        asked = cluster.job.hold_idle_s is not None
         labels = host_labels(cluster)
         sockets = "nccl" not in cluster.backend or any(
             facts.get("nccl_data") == "sockets" for _, facts in reports
         )
         forgets = _forgetful(cluster)
+        severity = Severity.FAIL if sockets and asked else Severity.WARN
         for loss in losses(read_connections(reports)):
-            yield _finding(loss, labels, forgets, Severity.FAIL if sockets else Severity.WARN)
+            yield _finding(loss, labels, forgets, severity)
+
+
+def _meet(
+    ctx: Context, stack: contextlib.ExitStack
+) -> tuple[list[Listener], list[tuple[int, Mapping[str, Any]]], dict[str, Any]]:
+    """Listen, and learn where the others do.
+
+    Returns: own listeners, which end with the stack; seat and entry of each listener to call; facts
+        about the choice.
+
+    Raises:
+        Untested: no other host was there.
+    """
+    from .listeners import Listener
+
+    assert ctx.peers is not None
+    ctx.breadcrumb("choosing interfaces as NCCL and gloo do")
+    answer = given_answer(ctx)
+    choice = survey(ctx.env, resolve_timeout_s=1.0, root=ctx.root, ask=lambda: answer)
+    wanted = job_roles(ctx.backend, choice["nccl_data"] == "sockets")
+    of_job = [each for each in choice["listen"] if wanted & set(each["roles"])]
+    failed: dict[str, str] = {}
+    listeners, posted = [], []
+    for each in (of_job or choice["listen"])[:_MOST_ADDRESSES]:
+        try:
+            one = Listener.at(scoped(each["address"], each["interface"]))
+        except OSError as error:
+            failed[each["address"]] = error.strerror or str(error)
+            continue
+        stack.callback(one.close)
+        listeners.append(one)
+        posted.append({"interface": each["interface"], **one.door.to_json()})
+    ctx.peers.post("listen", posted)
+    ctx.breadcrumb("waiting for the listeners of the other hosts")
+    theirs = ctx.peers.collect("listen", min(_LISTEN_S, ctx.left()))
+    if not any(doors for seat, doors in theirs.items() if seat != ctx.seat):
+        raise Untested(f"no other host was listening within {_LISTEN_S:g} s")
+    entries = [(seat, each) for seat in partners(ctx) for each in theirs.get(seat, ())]
+    return listeners, entries, {"nccl_data": choice["nccl_data"], "not_bound": failed}
+
+
+def _facts(
+    idle_s: float, also: Mapping[str, Any], told: Sequence[tuple[int, Mapping[str, Any], Held]]
+) -> HoldFacts:
+    """Facts about connections with the seat and the entry that were called.
+
+    Raises:
+        Untested: none of them was ever there.
+    """
+    if told and all(each.outcome == "untested" for *_, each in told):
+        raise Untested("; ".join(sorted({each.detail for *_, each in told})[:3]))
+    peers: dict[str, list[dict[str, Any]]] = {}
+    for seat, entry, each in told:
+        place = {name: entry[name] for name in ("address", "interface")}
+        peers.setdefault(str(seat), []).append({**place, **each.to_json()})
+    return {
+        "idle_s": idle_s,
+        "nccl_data": also["nccl_data"],
+        "peers": peers,
+        "not_bound": also["not_bound"],
+        "note": f"silent for {idle_s:g} s: nothing is known of a longer silence, and so nothing of "
+        "a security group that forgets later (EC2: after 350 s by default)",
+    }
 
 
 def _needed(idle_s: float) -> float:

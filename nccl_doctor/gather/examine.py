@@ -106,6 +106,7 @@ def hold(
         seat=run.seat,
         params=round_.params,
         peers=RoundPeers(box.host, box.port, name, group, run.seat, seal=box.seal),
+        shelf=run.shelf(check.name) if check.keeps_sockets else None,
     )
     limit_s = min(round_.deadline_s, run.left())
     run.progress.say(

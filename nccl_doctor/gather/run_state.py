@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from nccl_doctor.model.check import Context
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import Address, HostPlace
 from nccl_doctor.model.options import Options
+from nccl_doctor.observe.shelf import Shelf
 from nccl_doctor.registry import Registry
 from nccl_doctor.toolkit import guardian
 from nccl_doctor.toolkit.more_time import MoreTime
@@ -82,6 +84,7 @@ class Run:
     joined: bool = False
     more_s: int = 0
     joining: Joining = field(default_factory=Joining)
+    _shelves: dict[str, Shelf] = field(default_factory=dict)
 
     @property
     def registry(self) -> Registry:
@@ -121,6 +124,13 @@ class Run:
     def left_to_follow(self) -> float:
         """Seconds for which one that follows may wait for rank 0, which writes its report first."""
         return max(0.0, self.deadline - OWN_RESERVE_S - time.monotonic())
+
+    def shelf(self, check: str) -> Shelf | None:
+        """Shelf of a check, for sockets between its rounds; None where no file can be opened."""
+        with contextlib.suppress(OSError):
+            if check not in self._shelves:
+                self._shelves[check] = Shelf()
+        return self._shelves.get(check)
 
     def context(self) -> Context:
         """Context of an `observe` of this participant, outside of rounds."""

@@ -74,6 +74,28 @@ class Peers(Protocol):
         """A `torch.distributed.Store` of this round and group alone, for a process group."""
 
 
+class Shelf(Protocol):
+    """Open sockets that one round of a check leaves to a later one, on the same participant."""
+
+    @property
+    def files(self) -> tuple[int, int]:
+        """Descriptors that belong to it."""
+
+    def put(self, value: Any, sockets: Sequence[Any]) -> None:
+        """Leave a JSON-able value and sockets there, once. They stay open as they are.
+
+        Raises:
+            OSError: there is no room for them.
+        """
+
+    def take(self) -> tuple[Any, list[Any]] | None:
+        """Value and sockets that were left; None if there are none.
+
+        Raises:
+            OSError: they are too many for this process.
+        """
+
+
 def _no_breadcrumb(step: str, **details: Any) -> None:
     """Do nothing; breadcrumb of a context outside of a run."""
 
@@ -106,6 +128,7 @@ class Context:
             machines have another one than `/`.
         round, group, seat, params, peers: for a check that observes together: the name of the
             round, the seats of this participant's group, its own seat, the parameters of the round.
+        shelf: for a check that `keeps_sockets`; None where no file could be opened for it.
     """
 
     launch: Launch
@@ -125,6 +148,7 @@ class Context:
     seat: int = 0
     params: Mapping[str, Any] = field(default_factory=dict)
     peers: Peers | None = None
+    shelf: Shelf | None = None
 
     def left(self) -> float:
         """Seconds until the deadline, never negative."""
@@ -170,6 +194,7 @@ class Check:
         unaided: True if `observe` only asks the kernel about this process and its limits. Where no
             child can be started for it, it is called in the process of the participant, so that the
             report can name the limit.
+        keeps_sockets: True if a round of it leaves open sockets to a later one, by `Context.shelf`.
         reads: names of other checks whose facts `plan`, `judge`, `figures` or `sections` use. It
             changes neither order nor level: facts of a check that did not run are not there, and
             `plan` sees what was observed before it is asked.
@@ -191,6 +216,7 @@ class Check:
     turn: ClassVar[Turn] = Turn.ANY
     looks_again: ClassVar[bool] = False
     unaided: ClassVar[bool] = False
+    keeps_sockets: ClassVar[bool] = False
     reads: ClassVar[tuple[str, ...]] = ()
 
     def deadline(self, ctx: Context) -> float:

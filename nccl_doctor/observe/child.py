@@ -59,7 +59,8 @@ class ProbeJob:
 
     `deadline` is a `time.monotonic()` second. `name` becomes the child's process name. `heard` is
     given each breadcrumb as it comes. All with the same name in `shared` may run in one child. One
-    that is `unaided` is done in this process where no child can be started.
+    that is `unaided` is done in this process where no child can be started. The child keeps the
+    open `files` of this process.
     """
 
     name: str
@@ -68,6 +69,7 @@ class ProbeJob:
     heard: Callable[[Mapping[str, Any]], None] = lambda crumb: None
     shared: str = ""
     unaided: bool = False
+    files: tuple[int, ...] = ()
 
 
 @dataclass
@@ -264,7 +266,7 @@ def _serve(child: Child, write_end: int, go: int, parent: int) -> NoReturn:
     code, deadline, orderly = 1, child.job.deadline, False
     try:
         settle(child.job.name, parent)
-        close_others((write_end, go, child._log, child._stack))
+        close_others((write_end, go, child._log, child._stack, *child.job.files))
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.dup2(child._log, 1)

@@ -98,7 +98,10 @@ def job_of(check: Check, context: Context, deadline: float, grace_s: float = 0.0
         shared = "instant"
     else:
         shared = "answered" if check.instant_when_answered else ""
-    return ProbeJob(check.name, work, deadline + grace_s, shared=shared, unaided=check.unaided)
+    files = () if context.shelf is None else context.shelf.files
+    return ProbeJob(
+        check.name, work, deadline + grace_s, shared=shared, unaided=check.unaided, files=files
+    )
 
 
 class _Crew:

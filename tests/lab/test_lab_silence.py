@@ -36,3 +36,16 @@ def test_healthy_hosts_keep_silent_connections(lab: Lab) -> None:
     status = {check["name"]: check["status"] for check in run.report["checks"]}
     assert status["held_connections"] == "pass", str(run)
     assert run.codes == [0, 0], str(run)
+
+
+def test_level_full_holds_them_through_the_run_and_says_how_long(lab: Lab) -> None:
+    select = "--select=ranks,clock,held_connections"
+    run = lab.plain_doctor("--level", "full", "--timeout", "100", select)
+    assert run.report is not None, str(run)
+    assert loud(run.report) == [], str(run)
+    status = {check["name"]: check["status"] for check in run.report["checks"]}
+    assert status["held_connections"] == "pass", str(run)
+    hosts = run.report["hosts"]
+    for host in hosts:
+        facts = host["facts"]["held_connections"]["through"]["facts"]
+        assert facts["note"].startswith(f"silent for {facts['idle_s']:g} s: nothing is known of a")

@@ -46,6 +46,7 @@ NOT_HERE: Mapping[str, str] = {
             "clock",
             "duplicate_address",
             "firewall",
+            "held_connections",
             "links",
             "master_addr",
             "master_firewall",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
+import resource
 import selectors
 import socket
 import struct
@@ -20,6 +22,7 @@ import pytest
 
 from nccl_doctor.api import (
     ALONE,
+    BEFORE,
     Cluster,
     Confidence,
     Context,
@@ -30,18 +33,23 @@ from nccl_doctor.api import (
     OutcomeStatus,
     Severity,
     Skip,
+    Turn,
     Untested,
 )
 from nccl_doctor.checks.held_connections import (
     _AFTER_S,
     _START_S,
     HOLD,
+    THROUGH,
     HeldConnections,
     partners,
 )
 from nccl_doctor.checks.held_connections import talk as talking
-from nccl_doctor.checks.held_connections.talk import CALLER, LISTENER, Held, Listener, hold
+from nccl_doctor.checks.held_connections.listeners import CALLER, LISTENER, Listener
+from nccl_doctor.checks.held_connections.talk import Held, begin, end, hold
+from nccl_doctor.checks.held_connections.through import ask_all, begin_all
 from nccl_doctor.judge.causes import explain
+from nccl_doctor.observe.shelf import Shelf
 from tests.support.clusters import make_cluster, outcome, reread
 from tests.support.findings import judge, only
 from tests.support.rows import each_row
@@ -59,6 +67,7 @@ class World:
         self.names = [f"nd{i}" for i in range(count)]
         self.backend = backend
         self.data = "sockets"
+        self.round = HOLD
         self.tracking: dict[str, int] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.held: dict[Link, list[Held]] = {
@@ -101,11 +110,12 @@ class World:
         return {"idle_s": IDLE_S, "nccl_data": self.data, "peers": peers, "not_bound": {}}
 
     def cluster(self) -> Cluster:
-        made = make_cluster(self.names, backend=self.backend, job=Job(hold_idle_s=IDLE_S))
+        job = Job(hold_idle_s=IDLE_S if self.round == HOLD else None)
+        made = make_cluster(self.names, backend=self.backend, job=job)
         hosts = []
         for host in made.hosts:
             name = host.name or ""
-            of_host = {CHECK.name: {HOLD: outcome(self.outcomes.get(name, self.facts(name)))}}
+            of_host = {CHECK.name: {self.round: outcome(self.outcomes.get(name, self.facts(name)))}}
             if name in self.tracking:
                 told = outcome({"established_s": self.tracking[name], "loose": 1})
                 of_host["idle_connections"] = {ALONE: told}
@@ -228,6 +238,16 @@ def test_where_data_goes_by_infiniband_it_is_a_warning(
     assert found.level is level
 
 
+def test_a_silence_for_which_nobody_asked_is_a_warning() -> None:
+    world = World(3)
+    world.round = THROUGH
+    lost = world.touching("nd1")
+    made = world.lose(lost).cluster()
+    found = only(CHECK, made, "idle-connection-lost", hosts=["nd1"], links=sorted(lost))
+    assert found.level is Severity.WARN
+    assert "silent for 60 s" in found.message
+
+
 def test_it_explains_nothing_of_the_examination() -> None:
     world = World(3)
     made = world.lose(world.touching("nd1")).cluster()
@@ -241,7 +261,7 @@ def test_it_explains_nothing_of_the_examination() -> None:
 
 def test_it_is_held_only_where_it_is_asked_for_and_last() -> None:
     with pytest.raises(Skip, match="--hold-idle SECONDS was not given"):
-        CHECK.plan(make_cluster(level=Level.FULL))
+        CHECK.plan(make_cluster(level=Level.STANDARD))
     with pytest.raises(Skip, match="one host"):
         CHECK.plan(make_cluster(["nd0"], job=Job(hold_idle_s=5.0)))
     made = make_cluster(["nd0", "nd1", "nd2"], job=Job(hold_idle_s=300.0), absent_nodes=[1])
@@ -249,6 +269,17 @@ def test_it_is_held_only_where_it_is_asked_for_and_last() -> None:
     assert round_.groups == ((0, 4),)
     assert round_.params["idle_s"] == 300.0
     assert 300 + _START_S + _AFTER_S < round_.deadline_s < 360
+
+
+def test_level_full_holds_it_from_before_all_other_rounds_to_the_end() -> None:
+    assert CHECK.turn is Turn.LAST
+    made = make_cluster(["nd0", "nd1", "nd2"], level=Level.FULL, absent_nodes=[1])
+    assert [(each.name, each.groups) for each in CHECK.plan(made)] == [
+        (BEFORE, ((0, 4),)),
+        (THROUGH, ((0, 4),)),
+    ]
+    asked = make_cluster(level=Level.FULL, job=Job(hold_idle_s=300.0))
+    assert [each.name for each in CHECK.plan(asked)] == [HOLD]
 
 
 def test_the_times_are_those_of_the_connections() -> None:
@@ -269,7 +300,7 @@ def test_each_host_connects_to_few_and_all_together_to_everybody(count: int) -> 
 
 @pytest.fixture
 def home() -> Iterator[Listener]:
-    one = Listener("127.0.0.1")
+    one = Listener.at("127.0.0.1")
     yield one
     one.close()
 
@@ -361,6 +392,24 @@ def test_what_a_firewall_forgets_is_lost_and_a_new_connection_works(
     # The firewall resets the side that spoke; the one that waits hears nothing.
     assert (second.outcome, second.fresh) == ("silent", "ok")
     assert short.outcome == "ok"
+
+
+def test_connections_that_nobody_serves_meanwhile_survive(home: Listener) -> None:
+    begun = begin([home.door], [CALLER, LISTENER])
+    made = end([home], begun, 0.0, lambda: None)
+    assert [(each.first, each.outcome) for each in made] == [("caller", "ok"), ("listener", "ok")]
+
+
+def test_what_is_forgotten_through_the_run_is_lost_and_a_new_connection_works(
+    home: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(talking, "PATIENCE_S", 0.5)
+    with Forgetful(home.door.port, 0.1) as between:
+        begun = begin([replace(home.door, port=between.port)], [CALLER, LISTENER])
+        time.sleep(0.3)
+        made = end([home], begun, 42.0, lambda: None)
+    told = [(each.outcome, each.after_s, each.fresh, each.heard) for each in made]
+    assert told == [("silent", 42.0, "ok", False)] * 2
 
 
 def test_a_connection_that_is_cut_in_the_silence_says_when(home: Listener) -> None:
@@ -464,6 +513,39 @@ def test_two_hosts_hold_connections_to_each_other() -> None:
         held = [(each["first"], each["idle_s"], each["outcome"]) for each in facts["peers"][peer]]
         assert held == [("caller", 1.0, "ok"), ("listener", 1.0, "ok")]
         assert "token" not in json.dumps(facts)
+
+
+def test_two_hosts_hold_connections_through_the_run() -> None:
+    shelves = {0: Shelf(), 2: Shelf()}
+
+    def observe(seat: int, table: Table, name: str) -> Mapping[str, Any]:
+        ctx = replace(context(seat, table), round=name, shelf=shelves[seat])
+        return CHECK.observe(ctx)
+
+    before, after = Table((0, 2)), Table((0, 2))
+    assert both(lambda seat: observe(seat, before, BEFORE)) == [{"opened": 2}, {"opened": 2}]
+    one, other = both(lambda seat: observe(seat, after, THROUGH))
+    for facts, peer in ((one, "2"), (other, "0")):
+        held = [(each["first"], each["outcome"]) for each in facts["peers"][peer]]
+        assert held == [("caller", "ok"), ("listener", "ok")]
+        assert facts["note"].startswith(f"silent for {facts['idle_s']:g} s: nothing is known of a")
+        assert "token" not in json.dumps(facts)
+    with pytest.raises(Untested, match="no connection was opened at the beginning"):
+        observe(0, Table((0,)), THROUGH)
+
+
+def test_sockets_for_which_there_is_no_room_are_untested(home: Listener) -> None:
+    shelf = Shelf()
+    entry = {"interface": "lo", **home.door.to_json()}
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    begin_all(shelf, [home], [(2, entry)], {})
+    used = len(os.listdir("/proc/self/fd"))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used, before[1]))
+        with pytest.raises(Untested, match=r"cannot be taken: .*Too many open files"):
+            ask_all(replace(context(0, Table((0, 2))), shelf=shelf))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_too_little_time_is_untested_and_says_how_much_is_missing() -> None:
