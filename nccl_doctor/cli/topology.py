@@ -99,7 +99,7 @@ def _elastic_pod(launch: Launch) -> JobLine:
     gives a pod its node rank, and torchrun needs none. Empty for every other job.
     """
     pods = launch.per_host and os.environ.get("PET_RDZV_BACKEND") == "c10d"
-    if pods and host_flags(launch) is None:
+    if pods and host_flags(launch, os.environ) is None:
         with suppress(JobLineError):  # the launch record says what is wrong with the variables
             line = read_variables(os.environ)
             return line if line.master_addr else JobLine()

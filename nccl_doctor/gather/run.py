@@ -22,6 +22,7 @@ from nccl_doctor.launch import identity, local_ranks
 from nccl_doctor.launch.detect import detect
 from nccl_doctor.launch.host_launch import (
     DEFAULT_PORT,
+    NPROC,
     free_port,
     host_flags,
     host_launch,
@@ -79,10 +80,8 @@ def run(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     found = detect(environ)
     # A command behind `--` has been read with these variables, where its launcher reads them.
-    of_host = None if flags.starts_ranks else host_flags(found)
-    if of_host is not None:
-        flags = replace(of_host, nproc_per_node=of_host.nproc_per_node or flags.nproc_per_node)
-    elif found.launcher != "none" and not flags.starts_ranks:
+    of_host = None if flags.starts_ranks else host_flags(found, environ)
+    if of_host is None and found.launcher != "none" and not flags.starts_ranks:
         return _supervise(
             prepare(
                 options,
@@ -96,10 +95,8 @@ def run(
             ),
             write,
         )
-    of_torchrun = bool(flags.starts_ranks and flags.nproc_per_node)
-    nproc = local_ranks.num_local_ranks(
-        flags.nproc_per_node or "auto", environ, of_torchrun=of_torchrun
-    )
+    nproc = ranks_here(flags, of_host, environ)
+    flags = flags if of_host is None else of_host
     if (flags.nnodes or 1) * nproc > MAX_RANKS:
         hosts = f"--nnodes {flags.nnodes} with {nproc} ranks each"
         raise local_ranks.TooManyRanks(f"{hosts}: more than {MAX_RANKS} ranks")
@@ -158,6 +155,19 @@ def run(
         died=died,
         more=more,
     )
+
+
+def ranks_here(flags: Flags, of_host: Flags | None, environ: Mapping[str, str]) -> int:
+    """Number of ranks that this host starts; `of_host`: what a launcher tells that starts none.
+
+    Raises:
+        NoGpu: `gpu` on a host without one.
+    """
+    own, told = flags.nproc_per_node, of_host.nproc_per_node if of_host else None
+    if told is not None and not (own and own.isdecimal()):
+        return local_ranks.num_local_ranks(told, environ, of_torchrun=True, source=NPROC)
+    of_torchrun = bool(flags.starts_ranks and own)
+    return local_ranks.num_local_ranks(own or "auto", environ, of_torchrun=of_torchrun)
 
 
 def is_endpoint(address: str) -> bool:

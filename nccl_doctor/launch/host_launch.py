@@ -18,6 +18,9 @@ from nccl_doctor.model.options import Flags
 DEFAULT_PORT = 29500
 """torchrun's."""
 
+NPROC = "PET_NPROC_PER_NODE"
+"""Variable of torchrun's option, which the operators of Kubeflow set."""
+_NPROC_WORDS = ("auto", "cpu", "gpu")
 _PORTS = 1000
 _DERIVED = "derived from the hosts' numbers of ranks"
 
@@ -71,18 +74,20 @@ def host_launch(
     return _numbered(replace(launch, node_rank=node_rank), node_rank * nproc, nnodes * nproc)
 
 
-def host_flags(launch: Launch) -> Flags | None:
+def host_flags(launch: Launch, environ: Mapping[str, str]) -> Flags | None:
     """The topology as a launcher tells it that starts one process per host (Kubeflow).
 
-    None for other launchers, and where it does not tell enough.
+    None for other launchers, and where it does not tell enough. Its number of ranks may be a word.
     """
     needed = (launch.nnodes, launch.node_rank, launch.master_addr, launch.master_port)
     if not launch.per_host or None in needed:
         return None
+    word = environ.get(NPROC, "")
+    nproc = str(launch.local_world_size or "") or (word if word in _NPROC_WORDS else None)
     return Flags(
         nnodes=launch.nnodes,
         node_rank=launch.node_rank,
-        nproc_per_node=str(launch.local_world_size) if launch.local_world_size else None,
+        nproc_per_node=nproc,
         master_addr=launch.master_addr,
         master_port=launch.master_port,
     )

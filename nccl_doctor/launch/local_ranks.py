@@ -41,10 +41,21 @@ class TooManyRanks(ValueError):
     """More ranks were asked for than are examined."""
 
 
-def num_local_ranks(wanted: str, environ: Mapping[str, str], *, of_torchrun: bool = False) -> int:
+def num_local_ranks(
+    wanted: str,
+    environ: Mapping[str, str],
+    *,
+    of_torchrun: bool = False,
+    source: str = "--nproc-per-node",
+) -> int:
     """Number of ranks to start: `auto`, `gpu`, `cpu` or a number.
 
-    `of_torchrun`: the word is one of torchrun's; to it, `auto` without a GPU is `cpu`.
+    Args:
+        wanted: the word or number.
+        environ: the environment.
+        of_torchrun: the word is one of torchrun's; to it, `auto` without a GPU is `cpu`
+            (determine_local_world_size in torch/distributed/run.py).
+        source: who said the word.
 
     Raises:
         NoGpu: `gpu` on a host without one.
@@ -54,9 +65,10 @@ def num_local_ranks(wanted: str, environ: Mapping[str, str], *, of_torchrun: boo
         return gpus or CPU_RANKS
     if wanted == "gpu":
         if not gpus:
-            raise NoGpu("--nproc-per-node gpu: this host has no visible GPU")
+            raise NoGpu(f"{source} gpu: this host has no visible GPU")
         return gpus
-    # As torch: the processors that this process may use, not those of the machine.
+    # As torch's cpu_count: the processors that this process may use, not those of the machine. A
+    # container with a limit of CPU time may use all of them, and gets as many ranks.
     return len(os.sched_getaffinity(0)) if wanted in ("auto", "cpu") else int(wanted)
 
 

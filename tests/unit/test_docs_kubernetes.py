@@ -181,7 +181,7 @@ def test_the_topology_is_read_from_the_command_and_the_operator_s_variables(
         if name == "JobSet":
             assert found == NOT_OURS
             continue
-        flags = host_flags(found)
+        flags = host_flags(found, environ)
         assert flags is not None
         assert (flags.nnodes, flags.node_rank, flags.nproc_per_node) == (2, node, "8")
         assert (flags.master_addr, flags.master_port) == (addr, line.master_port or 29500)

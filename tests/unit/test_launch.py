@@ -15,6 +15,7 @@ from nccl_doctor.launch.host_launch import host_flags
 from nccl_doctor.launch.launchers import LAUNCHERS, TORCH
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import Claim, agree, lay_out
+from nccl_doctor.model.options import Flags
 from tests.support.command_lines import job
 from tests.support.launches import (
     BATCH,
@@ -36,6 +37,11 @@ from tests.support.launches import (
     without,
 )
 from tests.support.rows import each_row
+
+
+def of_pod(**changes: str) -> Flags | None:
+    environ = {**KUBEFLOW_2, **changes}
+    return host_flags(detect(environ), environ)
 
 
 class TestHealthyLaunchers:
@@ -275,8 +281,7 @@ class TestPerHostLaunchers:
     def test_pods_of_one_job_may_differ_in_their_ranks(self) -> None:
         """Those of the Master and of the Worker have templates of their own."""
         pods = [
-            host_flags(detect({**KUBEFLOW_2, "PET_NODE_RANK": str(node), "PET_NPROC_PER_NODE": n}))
-            for node, n in enumerate("28")
+            of_pod(PET_NODE_RANK=str(node), PET_NPROC_PER_NODE=n) for node, n in enumerate("28")
         ]
         lines = [
             job(f"torchrun --nnodes=2 --node_rank={node} --master_addr=a --nproc_per_node={n} t.py")

@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.launch.local_ranks import num_local_ranks
+from nccl_doctor.gather.run import ranks_here
+from nccl_doctor.launch.detect import detect
+from nccl_doctor.launch.host_launch import host_flags
+from nccl_doctor.launch.local_ranks import NoGpu, num_local_ranks
+from nccl_doctor.model.options import Flags
 from nccl_doctor.toolkit import forks
 from tests.support import disks
+from tests.support.launches import KUBEFLOW_2
 
 START_S = 10.0  # of an interpreter, on a busy machine
 
@@ -218,3 +223,23 @@ def test_ranks_on_processors_are_as_many_as_torch_counts() -> None:
     finally:
         os.sched_setaffinity(0, before)
     assert num_local_ranks("cpu", {}) == len(before)
+
+
+def test_a_pod_starts_as_many_ranks_as_torchrun_would() -> None:
+    """Without a line of torchrun, its variable alone tells the number."""
+
+    def here(word: str, **own: str) -> int:
+        pod = {**KUBEFLOW_2, **NO_GPU, "PET_NPROC_PER_NODE": word}
+        return ranks_here(Flags(**own), host_flags(detect(pod), pod), pod)
+
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert [here("auto"), here("cpu"), here("auto", nproc_per_node="auto")] == [1, 1, 1]
+    finally:
+        os.sched_setaffinity(0, before)
+    assert [here("8"), here("8", nproc_per_node="auto")] == [8, 8]
+    assert here("auto", nproc_per_node="3") == 3
+    assert here("xpu") == here("") == 2  # no word that counts something here
+    with pytest.raises(NoGpu, match=r"^PET_NPROC_PER_NODE gpu: this host has no visible GPU"):
+        here("gpu")
