@@ -55,8 +55,7 @@ from nccl_doctor.api import (
     host_labels,
     master_host,
 )
-from nccl_doctor.toolkit.c10d import KEEP_ALIVE, keep_alive, rendezvous_of
-from nccl_doctor.toolkit.host import ancestors, command_line
+from nccl_doctor.toolkit.c10d import KEEP_ALIVE, keep_alive, lines_above, rendezvous_of
 
 from .clocks import Offset, clock_is_synchronized, clock_offsets
 
@@ -86,7 +85,6 @@ _GROUP = 32
 """Every host reads what all others of a group posted: the work grows with the square."""
 _ALL, _HEADS = "all", "heads"
 _C10D = re.compile(r"--rdzv[-_]backend[= ]c10d( |$)", re.IGNORECASE)
-_ANCESTORS = 4
 
 
 class Clock(Check):
@@ -209,8 +207,7 @@ def _uses_c10d(ctx: Context) -> bool:
     launch = ctx.launch
     if launch.launcher not in ("torchrun", "accelerate"):
         return bool(launch.node_rank) and launch.sources.get("node_rank") == "default"
-    above = ancestors(ctx.root)[:_ANCESTORS]
-    return any(_C10D.search(" ".join(command_line(pid, ctx.root))) for pid in above)
+    return any(map(_C10D.search, lines_above(ctx.root)))
 
 
 def _agreeing(clocks: Mapping[int, Offset], apart_s: float) -> tuple[int, ...]:

@@ -36,6 +36,7 @@ variable initialization).
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -56,6 +57,7 @@ from nccl_doctor.api import (
     number_range,
     place_of,
 )
+from nccl_doctor.toolkit.c10d import elastic_range
 from nccl_doctor.toolkit.firewall.portrules import shut_doors
 from nccl_doctor.toolkit.gpu.devices import see_other_gpus
 from nccl_doctor.toolkit.shared_kinds import PORT_BLOCKED
@@ -159,9 +161,17 @@ class Ranks(Check):
     reads = ("firewall", "loss", "master_addr", "master_firewall", "own_name", "port")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """The rank numbers and sizes that the launcher gave to this process; None if not given."""
+        """The rank numbers and sizes that the launcher gave to this process; None if not given.
+
+        Under torchrun also `agent`: its restarts, and its range of hosts if its job is elastic.
+        """
         names = ("rank", "local_rank", "node_rank", "world_size", "local_world_size", "nnodes")
-        return {name: ctx.launch.given(name) for name in names}
+        told = {name: ctx.launch.given(name) for name in names}
+        restarts = re.fullmatch("[0-9]{1,9}", ctx.env.get("TORCHELASTIC_MAX_RESTARTS", ""))
+        if ctx.launch.launcher != "torchrun" or restarts is None:
+            return told
+        elastic = elastic_range(ctx.env, ctx.root)
+        return {**told, "agent": {"elastic": elastic, "max_restarts": int(restarts[0])}}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings on duplicate ranks, different sizes, absent hosts and ranks, and late ones."""
@@ -187,8 +197,8 @@ class Ranks(Check):
                 f"{here} host{' is' if here == 1 else 's are'} here, of {least} to {most}: no "
                 f"other one signed in within {cluster.join_timeout_s:g} s",
             )
-        if cluster.job.elastic and cluster.job.max_restarts == 0:
-            least, most = cluster.job.elastic
+        if elastic := _without_restarts(cluster):
+            least, most = elastic
             yield Finding(
                 NO_RESTARTS,
                 f"--nnodes={least}:{most} with --max-restarts=0: the job does not go on with fewer "
@@ -199,6 +209,21 @@ class Ranks(Check):
             yield from kept_out(cluster, spare)
         yield from _late(cluster, spare)
         yield from slow_joining(cluster)
+
+
+def _without_restarts(cluster: Cluster) -> tuple[int, int] | None:
+    """Fewest and most hosts of an elastic job without restarts, by the line behind `--`, or by what
+    a rank knows of the agent that started it.
+    """
+    job = cluster.job
+    if job.launcher or job.elastic:
+        return job.elastic if job.max_restarts == 0 else None
+    for _, facts in cluster.facts(Ranks.name):
+        agent = facts.get("agent")
+        if agent and agent["elastic"] and agent["max_restarts"] == 0:
+            least, most = agent["elastic"]
+            return least, most
+    return None
 
 
 def _given(cluster: Cluster, field: str) -> Iterator[tuple[Rank, Any]]:

@@ -13,15 +13,19 @@ import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from nccl_doctor.model.job import Job, Rendezvous
-from nccl_doctor.toolkit.host import host_name
+from nccl_doctor.toolkit.host import ROOT, ancestors, command_line, host_name
 from nccl_doctor.toolkit.net.names import LookUp, canonical_name, look_up
 
 _TRUE = ("1", "true", "t", "yes", "y")
 _FALSE = ("0", "false", "f", "no", "n")
 KEEP_ALIVE = (5.0, 15.0)
 """Default of `keep_alive`: create_handler in dynamic_rendezvous.py."""
+_ANCESTORS = 4
+_NNODES = re.compile(r"--nnodes[= ](\S+)")
+_RANGE = re.compile(r"([0-9]{1,9}):([0-9]{1,9})")
 _ATTEMPTS = 3
 _PORT = 29400
 _LONGEST = 10
@@ -43,6 +47,23 @@ def rendezvous_of(job: Job, environ: Mapping[str, str]) -> Rendezvous:
         "PET_RDZV_CONF" if conf else "",
         environ.get("PET_LOCAL_ADDR", ""),
     )
+
+
+def lines_above(root: Path = ROOT) -> list[str]:
+    """Command lines of the processes that started this one, the nearest first: under torchrun, its
+    agent is one of them.
+    """
+    return [" ".join(command_line(pid, root)) for pid in ancestors(root)[:_ANCESTORS]]
+
+
+def elastic_range(environ: Mapping[str, str], root: Path = ROOT) -> tuple[int, int] | None:
+    """MIN and MAX of the agent that started this rank, by its line, or else by its variable; None
+    where it is not elastic.
+    """
+    said = next((m[1] for line in lines_above(root) if (m := _NNODES.search(line))), None)
+    match = _RANGE.fullmatch(environ.get("PET_NNODES", "") if said is None else said)
+    least, most = map(int, match.groups()) if match else (0, 0)
+    return (least, most) if least < most else None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -345,6 +347,41 @@ def test_an_elastic_job_without_restarts_does_not_outlive_a_host() -> None:
         Job(max_restarts=0),  # the default of a job that needs all of its hosts
     ):
         assert judge(replace(cluster, job=job)) == []
+
+
+def test_a_rank_knows_the_restarts_of_the_agent_that_started_it() -> None:
+    """Where torchrun's line is above the ranks, and not behind `--`."""
+    env = {"TORCHELASTIC_MAX_RESTARTS": "0", "PET_NNODES": "1:3"}
+    launch = Launch("torchrun", rank=0, world_size=3)
+    told = CHECK.observe(Context(launch, env))
+    assert told["agent"] == {"elastic": (1, 3), "max_restarts": 0}
+
+    def cluster(agent: dict[str, Any], **job: Any) -> Cluster:
+        facts = {rank: {**told, "rank": rank, "agent": agent} for rank in range(3)}
+        return replace(make_cluster(THREE, check="ranks", by_rank=facts, nproc=1), job=Job(**job))
+
+    finding = only(cluster(told["agent"]), NO_RESTARTS)
+    assert "--nnodes=1:3 with --max-restarts=0" in finding.message
+    assert judge(cluster({**told["agent"], "max_restarts": 2})) == []
+    assert judge(cluster(told["agent"], launcher="torchrun", max_restarts=3)) == []
+    for other in (
+        Context(Launch("srun", rank=0, world_size=3), env),
+        Context(launch, {"PET_NNODES": "1:3"}),
+    ):
+        assert "agent" not in CHECK.observe(other)
+    static = CHECK.observe(Context(launch, {**env, "PET_NNODES": "3"}))["agent"]
+    assert static == {"elastic": None, "max_restarts": 0}
+    assert judge(cluster(static)) == []
+
+
+def test_the_line_of_the_agent_is_above_its_variable() -> None:
+    look = (
+        "from nccl_doctor.toolkit.c10d import elastic_range as e; print(e({'PET_NNODES': '2:4'}))"
+    )
+    shell = ["sh", "-c", '"$0" -c "$1"; true', sys.executable, look]  # it stays, as an agent does
+    for line, said in (("--nnodes=1:3", "(1, 3)"), ("--nnodes 2", "None"), ("", "(2, 4)")):
+        done = subprocess.run([*shell, *line.split()], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == said
 
 
 @given(st.data())
