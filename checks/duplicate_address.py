@@ -15,10 +15,12 @@ How to fix
 ----------
 Give one of the two another address. Containers behind a bridge of their own machine (Docker's
 172.17.0.2, Podman's 10.88.0.2, slirp4netns' 10.0.2.100) all have the same addresses, which no other
-machine reaches, whatever ports are published: start them with --network=host, or on a network that
-spans the machines (docker network create -d overlay, in a swarm; a CNI in Kubernetes). Where every
-host has this address by design (a private network behind address translation inside each virtual
-machine), keep the job off it: NCCL_SOCKET_IFNAME==eth1 and GLOO_SOCKET_IFNAME=eth1.
+machine reaches, whatever ports are published, and so has a virtual machine behind the NAT of QEMU
+or VirtualBox (10.0.2.15): give that one a bridged interface. Start containers with --network=host,
+or on a network that spans the machines (docker network create -d overlay, in a swarm; a CNI in
+Kubernetes). Where every host has this address by design (a private network behind address
+translation inside each virtual machine), keep the job off it: NCCL_SOCKET_IFNAME==eth1 and
+GLOO_SOCKET_IFNAME=eth1.
 
 When it is wrong
 ----------------
@@ -50,7 +52,14 @@ from nccl_doctor.api import (
     Where,
     likely_address,
 )
-from nccl_doctor.toolkit.containers import container_of, is_handed_in, network_for
+from nccl_doctor.toolkit.containers import (
+    USER_NAT,
+    container_of,
+    given_by,
+    has_user_nat,
+    is_handed_in,
+    network_for,
+)
 from nccl_doctor.toolkit.net.interfaces import (
     interfaces,
     is_link_local,
@@ -88,7 +97,8 @@ class DuplicateAddress(Check):
 
     def observe(self, ctx: Context) -> DuplicateAddressFacts:
         """The address that peers most likely use, and the others of this host. `container`: the
-        runtime of this host's container, if the interface of that address is one that it made.
+        runtime of this host's container, if the interface of that address is one that it made, or
+        of the virtual machine, if it is `USER_NAT`.
         """
         nics = [(nic.name, list(nic.addresses)) for nic in interfaces() if nic.running]
         usable = [
@@ -104,11 +114,10 @@ class DuplicateAddress(Check):
             if likely and address != likely[1] and not is_link_local(address)
         ]
         made = likely is not None and is_handed_in(likely[0], ctx.root)
-        return {
-            "likely": list(likely) if likely else None,
-            "others": others,
-            "container": container_of(ctx.root, ctx.env) if made else "",
-        }
+        runtime = container_of(ctx.root, ctx.env) if made else ""
+        if not runtime and likely is not None and has_user_nat(likely[1], ctx.root):
+            runtime = USER_NAT
+        return {"likely": list(likely) if likely else None, "others": others, "container": runtime}
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Findings on hosts with the same likely address; node ranks of one machine share all."""
@@ -124,7 +133,7 @@ class DuplicateAddress(Check):
             apart = all(host.joined and facts["others"] for host, facts in hosts)
             runtimes = {facts.get("container", "") for _, facts in hosts}
             bridged = "" if apart or "" in runtimes else min(runtimes)
-            where = ", each in a container behind a bridge of its own machine" if bridged else ""
+            where = f", each {given_by(bridged)}" if bridged else ""
             interfaces = {host.label: facts["likely"][0] for host, facts in hosts}
             yield Finding(
                 ADDRESS_DUPLICATE,

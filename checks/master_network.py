@@ -28,8 +28,9 @@ Interfaces are recognised by name: a bridge with the name of a docker bridge tha
 machines is blamed only if no host came in through it. Hosts in different networks with routers
 between them are fine as long as there is a route. Pods of Kubernetes, containers with a second
 network, and those in a network that docker or podman does not choose by itself (172.17.0.0/16,
-10.88.0.0/16, …) are not taken for containers behind a bridge. For an elastic job that one host is
-enough for, it is a warning.
+10.88.0.0/16, …) are not taken for containers behind a bridge. Of virtual machines behind NAT only
+those of QEMU and VirtualBox are known by their own address (10.0.2.0/24, gateway 10.0.2.2): each is
+alone in its network. For an elastic job that one host is enough for, it is a warning.
 
 References
 ----------
@@ -59,7 +60,7 @@ from nccl_doctor.api import (
     spans_machines,
 )
 from nccl_doctor.toolkit.c10d import port_of
-from nccl_doctor.toolkit.containers import is_bridged, network_for
+from nccl_doctor.toolkit.containers import given_by, is_bridged, network_for
 from nccl_doctor.toolkit.hosts import excuse_of
 from nccl_doctor.toolkit.nccl.interface_choice import subnet_prefixes
 from nccl_doctor.toolkit.net.interfaces import (
@@ -132,10 +133,8 @@ class MasterNetwork(Check):
         better = _shared([entry for entry in facts["networks"] if entry[0] != nic], others)
         runtime = _runtime(cluster, master, own, net)
         if runtime:
-            said = (
-                f"{own} on {nic} is the address of a container behind a bridge of its own machine, "
-                "which leads to no other machine"
-            )
+            said = f"{own} on {nic} is the address of {given_by(runtime)}, "
+            said += "which leads to no other machine"
         elif leads_inside(nic):
             said = f"{own} is the address of {nic}, which leads to no other machine"
         elif others and better and not _can_be_reached(cluster, master, own, others):

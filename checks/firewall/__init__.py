@@ -16,8 +16,10 @@ are read (nft, iptables; needs root) and the packet is followed through them; an
 asked by netlink how they route it. That tells what a rule on the way back does too (`fib saddr .
 iif oif missing`, or `-m rpfilter` of iptables), with which firewalld drops IPv6 packets
 (IPv6_rpfilter). Meanwhile rank 0's host looks up the names of the addresses that call its store,
-for check `master_addr`. Whoever else connects to the ports of this check and of
-`advertised_addresses` is counted, with the first thing that they say.
+for check `master_addr`. A listener says from which address it sees a call come: where that is none
+of the caller's own, and no call to that host succeeds, it is behind an address translation (NAT).
+Whoever else connects to the ports of this check and of `advertised_addresses` is counted, with the
+first thing that they say.
 
 Why it matters
 --------------
@@ -46,7 +48,9 @@ less than 16 KiB in 3 seconds counts as one that loses large packets. Where no r
 host, or its incoming or outgoing direction, is blamed by comparison alone: only if every
 explanation of the failures that needs the fewest faults contains it. Otherwise the finding names
 the links; with two hosts alone, a fault of a host cannot be told from a fault of the link.
-Strangers are seen only in the seconds in which the ports are open.
+Strangers are seen only in the seconds in which the ports are open. A host behind an address
+translation that can be called all the same (a pod whose packets are masqueraded) is well; if a
+firewall stops the calls to it, the translation is named, and only likely.
 
 References
 ----------
@@ -116,6 +120,7 @@ from .local import RulesFacts, observe_rules
 from .sampled import SAMPLED, judge_sample
 from .shown import links_of
 from .strangers import STRANGER, judge_strangers
+from .translated import TRANSLATED, is_translated, seen_addresses, translation
 from .windows import how_to_stay_inside, where_other_ports_pass
 
 _RULES_S = 25.0
@@ -239,6 +244,7 @@ class _Matrix:
         self.ranges = {rank.seat: facts["port_range"] for rank, facts in reports}
         self.calls = latest_calls(reports, self.again, cluster.backend)
         self.sorted = sort_calls(self.calls)
+        self.seen = seen_addresses(self.calls)
         self.down = {
             (rank.seat, nic["name"])
             for rank, facts in cluster.facts("interfaces")
@@ -301,6 +307,20 @@ def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
         message += ", which were good as the run began"
     evidence: dict[str, Any] = {"calls": matrix.shown(calls)}
     confidence = found.confidence
+    answered = kind in (PEER_INTERCEPTED, MTU_BLACKHOLE)
+    if not answered and not found.rules and is_translated(calls, matrix.seen):
+        said, fix = translation(calls, matrix.seen, labels)
+        return Finding(
+            kind.variant(**TRANSLATED),
+            f"{said}; {message}",
+            Where(
+                hosts=matrix.names({call.listener for call in calls}),
+                links=link_names(labels, pairs),
+            ),
+            evidence,
+            fix=f"{fix}. If they can reach it: {_fix(matrix, kind, found)}",
+            confidence=Confidence.LIKELY,
+        )
     if found.rules:
         quotes = [
             (labels[seat], quote_hit(hit))

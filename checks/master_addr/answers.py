@@ -17,7 +17,7 @@ from nccl_doctor.api import (
     likely_address,
     odd_ones_out,
 )
-from nccl_doctor.toolkit.containers import network_for
+from nccl_doctor.toolkit.containers import alike, network_for
 from nccl_doctor.toolkit.hosts import WHO, everybody_came_in, who_has_what
 from nccl_doctor.toolkit.net.interfaces import is_loopback
 from nccl_doctor.toolkit.net.names import LookUp
@@ -207,12 +207,13 @@ def not_on_master(
             behind = bridged.get(view.rank.seat)
             # Rank 0 is in such a container too: each of them takes the address for its own.
             same = behind is not None and behind["likely"][1] in view.answers
+            runtime = behind["container"] if behind is not None and same else ""
             yield Finding(
                 ADDR_NOT_ON_MASTER,
                 f"{view.shown}, which is this host, but rank 0 is on another"
-                + ("; containers behind bridges have the same addresses" if same else ""),
+                + (f"; {alike(runtime)} have the same addresses" if runtime else ""),
                 view.where,
-                fix=network_for(behind["container"]) if behind is not None and same else "",
+                fix=network_for(runtime) if runtime else "",
                 confidence=Confidence.LIKELY,  # unless both are on this machine
             )
     if master and master.leads_somewhere and not any(map(master.owns, master.answers)):

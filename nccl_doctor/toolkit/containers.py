@@ -1,4 +1,4 @@
-"""The container of this process: its runtime, and the interfaces that it gives."""
+"""The container or virtual machine around this process, and the network that it gives."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nccl_doctor.toolkit.host import text_of
+from nccl_doctor.toolkit.net.routes import gateways
+
+USER_NAT = "user-nat"
+"""What stands for QEMU, VirtualBox and slirp, which put a machine alone into a network and NAT."""
+_USER_NETWORK, _USER_GATEWAY = "10.0.2.0/24", "10.0.2.2"
 
 
 def container_of(root: Path, env: Mapping[str, str]) -> str:
@@ -23,7 +28,16 @@ def container_of(root: Path, env: Mapping[str, str]) -> str:
 
 
 def network_for(runtime: str) -> str:
-    """Setting or command by which the containers of several machines reach each other."""
+    """Setting or command by which the containers of several machines reach each other; of virtual
+    machines, if it is `USER_NAT` or not known.
+    """
+    if runtime in ("", USER_NAT):
+        return (
+            "give the virtual machine an interface in the network of the machines (VBoxManage "
+            "modifyvm VM --nic1 bridged --bridgeadapter1 NIC; virt-install or virsh edit: "
+            "<interface type='direct'><source dev='NIC' mode='bridge'/></interface>), or join all "
+            "hosts by a VPN, and export NCCL_SOCKET_IFNAME==NIC GLOO_SOCKET_IFNAME=NIC of it"
+        )
     if runtime == "kubernetes":
         return (
             "hostNetwork: true in the spec of every pod, or a network plug-in (CNI) that spans the "
@@ -37,16 +51,41 @@ def network_for(runtime: str) -> str:
 
 _BRIDGED = {
     "docker": (("172.16.0.0/12", 16), ("192.168.0.0/16", 20)),
-    "podman": (("10.88.0.0/16", 16), ("10.89.0.0/16", 24)),
+    "podman": (("10.88.0.0/16", 16), ("10.89.0.0/16", 24), (_USER_NETWORK, 24)),
+    USER_NAT: ((_USER_NETWORK, 24),),
 }
 """Runtime → networks that it gives to bridges of one machine by itself, and their lengths: docker's
 default-address-pools, podman's default_subnet and default_subnet_pools (containers.conf).
 """
 
 
+def given_by(runtime: str) -> str:
+    """Words for a host with an address that this runtime chose."""
+    if runtime == USER_NAT:
+        return f"a virtual machine behind an address translation (NAT), {_USER_GATEWAY}"
+    return "a container behind a bridge of its own machine"
+
+
+def alike(runtime: str) -> str:
+    """Words for hosts that have the same addresses, as this runtime chose them."""
+    return "virtual machines behind NAT" if runtime == USER_NAT else "containers behind bridges"
+
+
+def has_user_nat(address: str, root: Path) -> bool:
+    """Whether an address is one that QEMU and VirtualBox give to every virtual machine behind NAT.
+
+    VirtualBox' "NAT network", in which machines do reach each other, has another gateway.
+    """
+    try:
+        inside = ipaddress.ip_address(address) in ipaddress.ip_network(_USER_NETWORK)
+    except ValueError:
+        return False
+    return inside and any(each.address == _USER_GATEWAY for each in gateways(root))
+
+
 def is_bridged(runtime: str, network: str) -> bool:
     """Whether a runtime gives containers this network (`172.17.0.0/16`) behind a bridge of one
-    machine, unless somebody has chosen networks of their own.
+    machine, unless somebody has chosen networks of their own; or a virtual machine its own.
     """
     try:
         net = ipaddress.ip_network(network)

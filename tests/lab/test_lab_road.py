@@ -216,6 +216,26 @@ def test_containers_behind_a_bridge_of_each_machine(lab: Lab) -> None:
     assert run.codes == [1, 1], str(run)
 
 
+@pytest.mark.wide
+def test_a_host_behind_an_address_translation(lab: Lab) -> None:
+    """As a virtual machine: its calls come from its machine, and nobody can call it."""
+    nd0, nd1 = lab.hosts
+    nd1.call("sh", "-ec", _BRIDGED.replace("PORT", str(MASTER_PORT)))
+    nd1.set_hosts(f"172.17.0.2 {nd1.name}\n{nd0.address} {nd0.name}\n127.0.0.1 localhost\n")
+    run = lab.own_doctor(
+        nproc=1,
+        job=["never_started.py"],
+        rendezvous="c10d",
+        wrap={"nd0": [], "nd1": ["ip", "netns", "exec", "box"]},
+        env={"GLOO_SOCKET_IFNAME": "eth0"},
+    )
+    check_clean(run)
+    root = check_cause(run, run.report, "peer-no-route", hosts=["nd1"], links=[("nd0", "nd1")])
+    told = f"nd1 tells 172.17.0.2, and others see it call from {nd1.address}; "
+    assert root["message"].startswith(told), str(run)
+    assert run.codes == [1, 1], str(run)
+
+
 _WHO = """
 import sys
 from nccl_doctor.toolkit.net.dial import dial

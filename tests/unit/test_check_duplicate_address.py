@@ -8,6 +8,7 @@ from typing import Any
 
 from nccl_doctor.api import Cluster, Context, Launch, Severity
 from nccl_doctor.checks.duplicate_address import DuplicateAddress
+from nccl_doctor.toolkit.containers import USER_NAT
 from tests.support.clusters import make_cluster, shut_out
 from tests.support.findings import judge, only
 from tests.support.rows import each_row
@@ -57,6 +58,7 @@ def test_hosts_that_met_by_another_address_are_only_told() -> None:
         (("docker", "podman"), "docker run --network=host on every machine"),
         (("kubernetes", "kubernetes"), "hostNetwork: true in the spec of every pod"),
         (("docker", ""), "give all but one of them another address"),
+        ((USER_NAT, USER_NAT), "give the virtual machine an interface in the network of the mach"),
     ],
 )
 def test_containers_behind_bridges_of_their_own(runtimes: tuple[str, str], fix: str) -> None:
@@ -67,7 +69,8 @@ def test_containers_behind_bridges_of_their_own(runtimes: tuple[str, str], fix: 
         found = only(CHECK, seen, "address-duplicate", hosts=["nd0", "nd1"], interfaces=["eth0"])
         assert found.level is Severity.FAIL
         assert found.fix.startswith(fix)
-        assert ("behind a bridge" in found.message) is all(runtimes)
+        assert (", each a " in found.message) is all(runtimes)
+        assert ("a virtual machine behind" in found.message) is (USER_NAT in runtimes)
 
 
 def test_a_container_with_a_network_of_the_job_beside_the_bridge() -> None:

@@ -49,6 +49,57 @@ CHECK = Firewall()
 # Two hosts
 
 
+def behind_nat(world: World, name: str, to: list[str], far: str) -> World:
+    """This host's calls come from another address, and calls to its own do not arrive."""
+    for other in to:
+        (call,) = world.facts[name]["peers"][str(world.seat(other))]
+        call["attempts"] = [{**OK, "seen": far}]
+    return world.fail([(other, name) for other in to], DROPPED)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_host_behind_an_address_translation_is_named_with_both_addresses(count: int) -> None:
+    world = World(count)
+    behind_nat(world, "nd1", [name for name in world.names if name != "nd1"], "10.7.0.9")
+    found = only(world.judge(), "peer-one-way")
+    assert found.where.hosts == ("nd1",)
+    assert found.message.startswith(
+        "nd1 tells 192.168.77.2, and others see it call from 10.7.0.9; "
+    )
+    assert "NAT" in found.kind.title
+    assert "VBoxManage modifyvm VM --nic1 bridged" in found.fix
+    assert "If they can reach it: open all tcp" in found.fix
+    assert found.confidence is Confidence.LIKELY
+
+
+def test_a_translation_behind_which_a_host_can_be_called_is_no_finding() -> None:
+    world = World(3)
+    behind_nat(world, "nd1", ["nd0", "nd2"], "10.7.0.9")
+    for other in ("nd0", "nd2"):
+        (call,) = world.facts[other]["peers"][str(world.seat("nd1"))]
+        call["attempts"] = [OK]
+    assert world.judge() == []
+
+
+@pytest.mark.parametrize(
+    ("far", "attempt", "code"),
+    [("10.7.0.9", SILENT_PROXY, "peer-intercepted"), ("127.0.0.6", DROPPED, "peer-one-way")],
+)
+def test_a_proxy_of_a_service_mesh_is_no_translation(
+    far: str, attempt: Mapping[str, Any], code: str
+) -> None:
+    """Istio's calls the program from 127.0.0.6."""
+    world = behind_nat(World(2), "nd1", ["nd0"], far).fail([("nd0", "nd1")], attempt)
+    assert "NAT" not in only(world.judge(), code).kind.title
+
+
+def test_a_rule_of_a_firewall_is_named_and_not_the_translation() -> None:
+    world = behind_nat(World(2), "nd1", ["nd0"], "10.7.0.9")
+    found = only(world.hit("nd1", ("nd0", "nd1")).judge(), "peer-one-way")
+    assert "tcp dport 32768-60999 drop" in found.message
+    assert "NAT" not in found.kind.title
+
+
 def test_two_hosts_blocked_both_ways_names_links_alone() -> None:
     world = World(2)
     found = only(world.fail(pairs(world), DROPPED).judge(), "peer-blocked")

@@ -22,6 +22,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.job import Rendezvous
+from nccl_doctor.toolkit.containers import USER_NAT
 from tests.support import findings
 from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster, outcome, shut_out
@@ -75,12 +76,13 @@ def in_container(
     *others: str,
     master: str = "172.17.0.2",
     net: str = "172.17.0.0/16",
+    own: str = "172.17.0.2",
     **more: Any,
 ) -> Cluster:
     """What rank 0's host sees alone, in a container with this address on eth0."""
-    facts = facts_of("172.17.0.2", 0, ("eth0", "172.17.0.2", net))
+    facts = facts_of(own, 0, ("eth0", own, net))
     cluster = cluster_of({"nd0": {**facts, "master_addr": master}}, absent_nodes=[1, 2], **more)
-    made = {"likely": ["eth0", "172.17.0.2"], "others": list(others), "container": runtime}
+    made = {"likely": ["eth0", own], "others": list(others), "container": runtime}
     return with_facts(cluster, "duplicate_address", {"nd0": made})
 
 
@@ -125,6 +127,17 @@ class TestContainersBehindBridges:
         found = only(cluster, "addr-not-shared", hosts=["nd0"], interfaces=["eth0"])
         assert found.level is Severity.WARN
         assert judge(replace(cluster, job=Job())) == []
+
+    def test_a_virtual_machine_behind_the_nat_of_its_own_machine(self) -> None:
+        """VirtualBox gives 10.0.2.15 to each: where c10d meets there, each one waits alone."""
+        job = Job(rendezvous=Rendezvous("c10d", "head:29400"))
+        cluster = in_container(USER_NAT, master="head", net="10.0.2.0/24", own="10.0.2.15", job=job)
+        report = conclude(cluster, [CHECK, RANKS], run=RUN)
+        (root,) = report.root_causes
+        assert (root.code, root.where.hosts) == ("addr-not-shared", ("nd0",))
+        said = "10.0.2.15 on eth0 is the address of a virtual machine behind an address translation"
+        assert root.message.startswith(f"--rdzv-endpoint=head:29400: {said} (NAT), 10.0.2.2, which")
+        assert "VBoxManage modifyvm VM --nic1 bridged" in root.fix
 
     def test_who_may_be_reached_is_not_blamed(self) -> None:
         assert judge(in_container("kubernetes")) == []  # pods of several nodes share a network

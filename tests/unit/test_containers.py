@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.toolkit.containers import container_of, is_bridged, is_handed_in
+from nccl_doctor.toolkit.containers import (
+    USER_NAT,
+    container_of,
+    has_user_nat,
+    is_bridged,
+    is_handed_in,
+)
 from tests.support import fabrics
 
 
@@ -61,3 +67,14 @@ def test_other_interfaces_and_those_that_are_not_there(tmp_path: Path) -> None:
 )
 def test_networks_that_runtimes_give_to_bridges(runtime: str, network: str, bridged: bool) -> None:
     assert is_bridged(runtime, network) is bridged
+
+
+def test_a_virtual_machine_behind_the_nat_of_qemu_is_known_by_its_gateway(tmp_path: Path) -> None:
+    routes = tmp_path / "proc/net/route"
+    routes.parent.mkdir(parents=True)
+    for gateway, has in (("0202000A", True), ("0102000A", False)):  # .2 and, of a NAT network, .1
+        routes.write_text(f"Iface\nenp0s3 00000000 {gateway} 0003 0 0 100 00000000 0 0 0\n")
+        assert has_user_nat("10.0.2.15", tmp_path) is has
+        assert not has_user_nat("10.0.3.15", tmp_path)
+        assert not has_user_nat("fe80::1", tmp_path)
+    assert is_bridged(USER_NAT, "10.0.2.0/24")

@@ -18,9 +18,11 @@ from nccl_doctor.toolkit.peers.calm import GROUP_BYTES, MARK, REPLY, Calm
 from nccl_doctor.toolkit.peers.echo import (
     LARGE_BYTES,
     MAGIC,
+    Call,
     Door,
     Talk,
     _random_content,
+    address_words,
     call,
     call_all,
     scoped,
@@ -67,6 +69,33 @@ def test_a_brief_call_leaves_the_large_echo_out() -> None:
         ("ok", LARGE_BYTES),
         ("ok", 0),
     ]
+
+
+def test_the_caller_learns_from_which_address_it_is_seen() -> None:
+    """A relay with an address of its own, as an address translation has."""
+
+    def pass_on(source: socket.socket, to: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                to.sendall(data)
+            to.shutdown(socket.SHUT_WR)
+
+    with Listeners([HOME]) as listeners:
+        (door,) = listeners.doors
+
+        def relay(client: socket.socket) -> None:
+            with socket.create_connection((HOME, door.port), 5, ("127.0.0.9", 0)) as far:
+                back = threading.Thread(target=pass_on, args=(far, client))
+                back.start()
+                pass_on(client, far)
+                back.join(5)
+
+        with server(relay) as between:
+            made = call(replace(door, port=between.port))
+        assert call(door).seen == ""
+    assert (made.outcome, made.seen) == ("ok", "127.0.0.9")
+    assert made.to_json()["seen"] == "127.0.0.9"
+    assert "seen" not in Call("ok", "", 0.1).to_json()
 
 
 def test_each_address_has_its_own_port_and_tokens() -> None:
@@ -199,7 +228,7 @@ def read(client: socket.socket, size: int) -> bytes:
 
 def identified(client: socket.socket) -> None:
     read(client, len(MAGIC) + 32)
-    client.sendall(b"b" * 32)
+    client.sendall(b"b" * 32 + address_words(client.getpeername()[0]))
     client.sendall(read(client, 64))
 
 

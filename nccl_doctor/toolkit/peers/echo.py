@@ -4,7 +4,7 @@ A listener (see `listeners`) binds one address, port 0, and does not answer a ca
 token it posted. Then it proves its identity with a second token, so that a proxy that accepts
 everything, or another host with the same address, is not mistaken for it. A connection is
 
-    caller: MAGIC, token         listener: its own token
+    caller: MAGIC, token         listener: its own token, and the caller's address as it sees it
     caller: 64 bytes             listener: the same 64 bytes
     caller: a group of segments  listener: one byte; again and again, see `calm`
     caller: "L", 1 MiB           listener: one byte for each 16 KiB that arrived
@@ -29,8 +29,10 @@ from nccl_doctor.toolkit.net.interfaces import is_link_local
 from nccl_doctor.toolkit.peers.burst import connect_many
 from nccl_doctor.toolkit.peers.calm import Calm, exchange
 
-MAGIC = b"ncdr-ec2"
+MAGIC = b"ncdr-ec3"
 TOKEN_BYTES = 32
+ADDRESS_BYTES = 46
+"""Of an address as text, filled up with zeros: INET6_ADDRSTRLEN."""
 SMALL_BYTES = 64
 LARGE_BYTES = 1 << 20
 ACK_BYTES = 1 << 14
@@ -88,7 +90,8 @@ class Call:
     `downloaded` are bytes of the large echo that certainly arrived. `segments` and `lost` are those
     of `calm.Tally`, from the caller to the listener; a road that loses small segments is measured,
     so the call is `ok`, if it has connected, whatever became of the large echo. Of `wanted` more
-    connections `stood` came about.
+    connections `stood` came about. `seen`: the address from which the listener saw the call come,
+    if that is not the own one of the socket: an address translation is between.
     """
 
     outcome: str
@@ -101,6 +104,7 @@ class Call:
     lost: int = 0
     wanted: int = 0
     stood: int = 0
+    seen: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; less for a call that worked."""
@@ -108,6 +112,7 @@ class Call:
         if self.outcome == "ok" and not self.detail:
             keys = ("outcome", "duration_s", *(("segments", "lost") if self.lost else ()))
             keys += ("wanted", "stood") if self.stood < self.wanted else ()
+            keys += ("seen",) if self.seen else ()
             return {key: full[key] for key in keys}
         return full
 
@@ -159,7 +164,9 @@ def _hold(sock: socket.socket, door: Door, talk: Talk) -> Call:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.sendall(MAGIC + door.token.encode())
         problem = _expect(sock, door.answer.encode(), "proof of identity")
+        seen = ""
         if not problem:
+            seen = _translated(sock)
             small = os.urandom(SMALL_BYTES)
             sock.sendall(small)
             problem = _expect(sock, small, f"echo of {SMALL_BYTES} bytes")
@@ -181,7 +188,19 @@ def _hold(sock: socket.socket, door: Door, talk: Talk) -> Call:
         result = _LargeEcho(sock).run()
     if result.outcome == "mtu" and lossy:
         result = replace(result, outcome="ok")
-    return replace(result, segments=lost.segments, lost=lost.lost)
+    return replace(result, segments=lost.segments, lost=lost.lost, seen=seen)
+
+
+def address_words(address: str) -> bytes:
+    """An address as the listener tells it to its caller."""
+    return address.partition("%")[0].encode().ljust(ADDRESS_BYTES, b"\0")
+
+
+def _translated(sock: socket.socket) -> str:
+    """The own address as the listener says it, if it is another one; else empty."""
+    told = receive(sock, ADDRESS_BYTES, time.monotonic() + STALL_S)
+    own = str(sock.getsockname()[0])
+    return "" if told == address_words(own) else told.rstrip(b"\0").decode("ascii", "replace")
 
 
 def wait_until(sock: socket.socket, end: float, silent_s: float = STALL_S) -> None:

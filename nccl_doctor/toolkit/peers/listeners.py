@@ -21,6 +21,7 @@ from nccl_doctor.toolkit.peers.echo import (
     STALL_S,
     TOKEN_BYTES,
     Door,
+    address_words,
     receive,
     wait_until,
 )
@@ -115,7 +116,7 @@ class Listeners:
                 right = secrets.compare_digest(shown, MAGIC + door.token.encode())
                 self._visitors.note(source.partition("%")[0], door.port, shown, known=right)
                 if right:
-                    _answer(client, door, started)
+                    _answer(client, door, source, started)
         except OSError:
             pass  # the caller reports the result of its call
         finally:
@@ -153,14 +154,14 @@ def _shown(client: socket.socket, end: float) -> bytes:
     return data
 
 
-def _answer(client: socket.socket, door: Door, started: float) -> None:
+def _answer(client: socket.socket, door: Door, source: str, started: float) -> None:
     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def take(size: int, end: float) -> bytes:
         return receive(client, size, end, _PATIENCE_S)
 
     end = started + _SERVED_S
-    client.sendall(door.answer.encode())
+    client.sendall(door.answer.encode() + address_words(source))
     client.sendall(take(SMALL_BYTES, end))
     while (mark := take(1, end)) == MARK:
         if len(take(GROUP_BYTES - 1, end)) < GROUP_BYTES - 1:
