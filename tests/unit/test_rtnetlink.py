@@ -220,3 +220,46 @@ def test_a_part_of_a_vrf(monkeypatch: pytest.MonkeyPatch) -> None:
     head = rtnetlink._HEADER.pack(rtnetlink._HEADER.size + len(answer), 16, 0, 1, 0)
     monkeypatch.setattr(rtnetlink.socket, "socket", lambda *_: Kernel(head + answer))
     assert vrf_of("lo") == "lo"
+
+
+VRF = """
+ip link add vrf0 type vrf table 10
+ip link set vrf0 up
+ip link add one type veth peer name onep
+ip link set onep up
+ip link set one master vrf0
+ip link set one up
+ip addr add 10.0.0.1/24 dev one
+"""
+IN_VRF = """
+import json
+from nccl_doctor.toolkit.net.rtnetlink import leads_back, vrf_of, way_to
+
+vrf = vrf_of("one")
+within, outside = way_to("10.0.0.77", "10.0.0.1", vrf), way_to("10.0.0.77")
+print(json.dumps([vrf, within[0], outside[0], leads_back("10.0.0.1", "10.0.0.77", "one")]))
+"""
+
+
+def test_a_real_vrf() -> None:
+    """Its tables are asked, and not those of the rest of the host, which have no route."""
+    unshare = ["unshare", "--net", "sh", "-c"]
+    if not shutil.which("unshare") or not shutil.which("ip"):
+        pytest.skip("network namespaces cannot be made")
+    made = subprocess.run(
+        [*unshare, VRF.splitlines()[1]], capture_output=True, text=True, check=False
+    )
+    if made.returncode != 0:
+        said = made.stderr.strip() or "no reason"
+        pytest.skip(f"no VRF can be made, so only the kernel's texts are judged here: {said}")
+    script = f'set -e\n{VRF}\nexec "$0" -c "$1"'
+    done = subprocess.run(
+        [*unshare, script, sys.executable, IN_VRF],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["vrf0", "one", "", True]
