@@ -83,7 +83,9 @@ def test_workers_that_ray_starts_again_meet_in_their_new_process_group(
     importlib.util.find_spec("ray") is None, reason="no ray: .venv/bin/pip install 'ray[train]'"
 )
 def test_two_workers_of_ray_train(tmp_path: Path) -> None:
-    """The lines of docs/launchers.md, under a Ray of this machine without GPUs."""
+    """The lines of docs/launchers.md, under a Ray of this machine without GPUs; at last in workers
+    that fail after the examination, so that Ray starts all of them again.
+    """
     page = (ROOT / "docs" / "launchers.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "block.py").write_text(block)
@@ -106,9 +108,12 @@ def test_two_workers_of_ray_train(tmp_path: Path) -> None:
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    said = [line for line in done.stdout.splitlines() if line.startswith(("healthy", "faulty"))]
-    assert said == ["healthy ended well", "faulty failed"], done
-    for name in ("healthy", "faulty"):
+    said = [
+        line for line in done.stdout.splitlines() if line.startswith(("healthy", "faulty", "again"))
+    ]
+    assert said == ["healthy ended well", "faulty failed", "again ended well"], done
+    ports = {}
+    for name in ("healthy", "faulty", "once", "again"):
         report = json.loads((tmp_path / f"{name}.json").read_text())
         validate(report)
         worse = [each for each in report["findings"] if each["severity"] != "info"]
@@ -117,3 +122,5 @@ def test_two_workers_of_ray_train(tmp_path: Path) -> None:
         assert [each["where"]["ranks"] for each in worse] == [[0, 1]][: int(odd)]
         assert [each["launch"]["launcher"] for each in report["ranks"]] == ["ray", "ray"]
         assert report["run"]["duration_s"] < WAIT_S
+        ports[name] = report["ranks"][0]["launch"]["master_port"]
+    assert ports["once"] != ports["again"], "a new process group has another port"
