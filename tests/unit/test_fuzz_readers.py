@@ -278,6 +278,7 @@ PACKET_6 = Packet(False, "eth0", "fd00::2", "fd00::1", (29500, 29500), (1024, 65
 
 @here
 @given(mutated(NFT), mutated(IPTABLES))
+@example(nft="", saved="*filter\n-A \n")
 def test_rules(nft: str, saved: str) -> None:
     chains = [*parse_nft(nft), *parse_iptables(saved), *parse_iptables(saved, "ip6tables", 6)]
     rules = Rules(True, chains=tuple(chains))

@@ -217,7 +217,7 @@ def parse_iptables(text: str, tool: str = "iptables", version: int = 4) -> tuple
             hook = _IPT_HOOKS.get(name, "")
             verdict = "drop" if policy == "DROP" else "accept"
             chains[table, name] = Chain(tool, table, name, (version,), hook, verdict)
-        elif line.startswith("-A "):
+        elif line.startswith("-A ") and line[3:].strip():  # else the text was cut off there
             name, rule = _parse_iptables_rule(line)
             rules.setdefault((table, name), []).append(rule)
     return tuple(replace(chain, rules=tuple(rules.get(key, ()))) for key, chain in chains.items())
