@@ -19,6 +19,7 @@ from nccl_doctor.cli.params import HostName, LocalRanks, Mesh, Names, Number, Se
 from nccl_doctor.cli.redaction import redact_options
 from nccl_doctor.cli.saving import give, output_options, profile_option
 from nccl_doctor.cli.settings import options_of, read_config, relayed_options
+from nccl_doctor.cli.torchrun import stand_alone
 from nccl_doctor.model.job import GROUPS
 from nccl_doctor.model.limits import MAX_RANKS
 from nccl_doctor.toolkit import guardian
@@ -154,6 +155,9 @@ def _run_options(function: F) -> F:
     help="Port on that host. [default: 29500; with one host, a free port]",
 )
 @click.option(
+    "--standalone", is_flag=True, help="This host alone, as for torchrun: the same as --nnodes 1."
+)
+@click.option(
     "--hostfile",
     metavar="FILE",
     help="Start nccl-doctor over ssh on every host in FILE; lines are `host slots=N`, as for "
@@ -246,9 +250,9 @@ def run(ctx: click.Context, /, **given: Any) -> None:
 
     Under torchrun, srun, mpirun, deepspeed or accelerate this process is one rank of the job.
     Without a launcher it starts the ranks of this host itself: run it on every host, with the
-    options of torchrun. If the exit code would be 0, a COMMAND after -- takes the place of this
-    process, and its exit code is the exit code; the options of torchrun, accelerate and deepspeed
-    in it are read.
+    options of torchrun, in either spelling (--node-rank, --node_rank). If the exit code would be 0,
+    a COMMAND after -- takes the place of this process, and its exit code is the exit code; the
+    options of torchrun, accelerate and deepspeed in it are read.
 
     Rank 0 prints the report to stdout; progress goes to stderr. The report is complete within
     --timeout, whatever is broken, and all ranks exit with the same code.
@@ -266,6 +270,7 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     guardian.set_deadline(started + limit_s)
     command = ctx.meta[COMMAND]
     key = key_of(ctx, given)
+    stand_alone(ctx, given)
     meet_at(ctx, given, os.environ)
     flags, launch, fleet, deepspeed, line = topology_of(ctx, given, command)
     options = relayed

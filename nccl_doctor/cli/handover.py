@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from nccl_doctor.cli.help import Manual
+from nccl_doctor.cli.torchrun import no_words, respelled
 
 COMMAND = "nccl-doctor.command"
 """Key in the click context for the command: a list of words, empty without a command."""
@@ -14,10 +15,10 @@ class BeforeCommand(Manual):
     """Click command whose line may end with `-- COMMAND …`, which click does not parse."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options before `--`.
+        """Parse the options before `--`, which may be spelt as for torchrun.
 
         Raises:
-            click.UsageError: no command follows `--`.
+            click.UsageError: no command follows `--`, or part of one stands before it.
         """
         command: list[str] = []
         if "--" in args:
@@ -26,7 +27,11 @@ class BeforeCommand(Manual):
             if not command:
                 raise click.UsageError("no command after --", ctx)
         ctx.meta[COMMAND] = command
-        return super().parse_args(ctx, args)
+        own = {name for param in self.get_params(ctx) for name in param.opts}
+        ctx.allow_extra_args = True  # they are refused with better words
+        rest = super().parse_args(ctx, respelled(ctx, args, own))
+        no_words(ctx, rest, args)
+        return rest
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the usage line of click, with the command."""

@@ -63,7 +63,11 @@ class Number(Word):
         # isdecimal() as well: int() would take "1_000" and Arabic digits.
         number = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
         if number is None or number < self._low or (self._high and number > self._high):
-            elastic = " (a range of nodes is not supported)" if ":" in text else ""
+            elastic = (
+                " (a range of nodes is not supported; run -- torchrun … reads one)"
+                if ":" in text
+                else ""
+            )
             raise ValueError(f"{text!r} is not a whole number, {bound}{elastic}")
         if self._most is not None and number > self._most:
             raise ValueError(f"{text!r} is more than {self._most}")

@@ -10,6 +10,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from nccl_doctor.cli import cli
+from nccl_doctor.cli.torchrun import stand_alone
 from tests.cli.program import calls_in_one, error_of, program
 from tests.support.rows import each_row
 
@@ -38,7 +39,8 @@ BAD = {
     "run --timeout 30 --join-timeout 31": "--join-timeout 31 is longer than --timeout 30",
     "run --timeout 5 --collective-timeout 9": "--collective-timeout 9 is longer than --timeout 5",
     "run --nnodes 0": "'0' is not a whole number, at least 1",
-    "run --nnodes 1:4": "'1:4' is not a whole number, at least 1 (a range of nodes",
+    "run --nnodes 1:4": "'1:4' is not a whole number, at least 1 (a range of nodes is not "
+    "supported; run -- torchrun … reads one)",
     "run --nnodes 2": "--nnodes 2 needs --master-addr, the name or address of node 0",
     "run --nnodes 200000": "'200000' is more than 131072",
     "run --nnodes 131072 --master-addr a --nproc-per-node 2": "--nnodes 131072 with 2 ranks each: "
@@ -79,7 +81,23 @@ BAD = {
     "run --mesh dp=2,dp=2": "'dp=2,dp=2' names the dimension dp twice",
     "run --mesh dp=2 --select device_msh": 'did you mean "device_mesh"?',
     "run --frobnicate": "No such option '--frobnicate'",
-    "run train.py": "Got unexpected extra argument",
+    "run train.py": "Got unexpected extra argument (train.py); the line of the job stands behind "
+    "--: nccl-doctor run -- torchrun train.py",
+    "run torchrun --nproc_per_node 2 train.py": "nccl-doctor run -- torchrun --nproc_per_node 2 ",
+    "run --strict train.py": "stands behind --: nccl-doctor run [OPTIONS] -- torchrun …",
+    "run --nproc_per_node=0": "Invalid value for '--nproc-per-node': '0' is not auto",
+    "run --master_port 0": "Invalid value for '--master-port': '0' is not a whole number",
+    "run --node_rank 1": "--node-rank 1 is out of range for --nnodes 1",
+    "run --nnodes 2 --node_rank 2 --master_addr a": "--node-rank 2 is out of range for --nnodes 2",
+    "run --rdzv-endpoint a:1 --nnodes 2 train.py": "--rdzv-endpoint is an option of torchrun; the "
+    "line of the job stands behind --: nccl-doctor run -- torchrun --rdzv-endpoint a:1 --nnodes 2",
+    "run --rdzv_backend=c10d": "nccl-doctor run -- torchrun --rdzv_backend=c10d",
+    "run --strict --rdzv_id 3 -- torchrun train.py": "--rdzv_id is an option of torchrun; the line "
+    "of the job stands behind --: nccl-doctor run [OPTIONS] -- torchrun …",
+    "run --frob_nicate": "No such option '--frob_nicate'",
+    "run --standalone --nnodes 2": "--standalone is for one host, and --nnodes 2 for others too",
+    "run --standalone --hostfile h": "--standalone is for one host, and --hostfile h for others",
+    "run --standalone --node-rank 1": "--node-rank 1 is out of range for --nnodes 1",
     "run --": "no command after --",
     "run -- nosuch --nnodes 2": "-- nosuch: no such program in PATH",
     "run --nnodes 3 -- python -m torch.distributed.run --nnodes 2 train.py": "--nnodes 3: the "
@@ -205,6 +223,7 @@ def test_bad_values_in_it(tmp_path, command, text, words):
 COMMANDS = {"run", "checks", "explain", "report", "env", "schema"}
 REPORT_COMMANDS = {"show", "judge", "merge", "diff", "bundle", "issue"}
 RUN_FLAGS = {
+    "--standalone",
     "--html",
     "--github",
     "--no-github",
@@ -300,6 +319,23 @@ def test_frozen_commands_and_flags():
 def test_frozen_defaults():
     given = {param.name: param.default for param in cli.commands["run"].params}
     assert {name: given[name] for name in DEFAULTS} == DEFAULTS
+
+
+def test_torchruns_spellings_of_the_options_of_run_mean_the_same():
+    line = "--nnodes=1 --nproc_per_node 2 --node_rank 0 --master_addr nd0 --master_port=29501"
+    run = cli.commands["run"]
+    for words in (line, line.replace("_", "-")):
+        given = run.make_context("run", words.split()).params
+        assert (given["nproc_per_node"], given["master_addr"]) == ("2", "nd0")
+        assert (given["nnodes"], given["node_rank"], given["master_port"]) == (1, 0, 29501)
+
+
+def test_standalone_is_one_host_that_meets_on_itself(capsys):
+    given = {"standalone": True, "hostfile": None, "nnodes": None}
+    given |= {"master_addr": "nd7", "master_port": None}
+    stand_alone(None, given)
+    assert (given["nnodes"], given["master_addr"]) == (1, None)
+    assert "--master-addr is not used with --standalone" in capsys.readouterr().err
 
 
 # --- light ---
