@@ -34,10 +34,10 @@ _GROUPS = (
     ("Time limits", "timeout join_timeout collective_timeout"),
     (
         "Reports (PATH - writes to stdout, in place of the text)",
-        "html json junit markdown prometheus termination github output_dir",
+        "format_ html json junit markdown prometheus termination github output_dir",
     ),
     ("The archive", "output logs no_tools"),
-    ("Verdict", "format_ exit_profile baseline strict"),
+    ("Verdict", "exit_profile baseline strict"),
     ("Output", "redact redact_key no_redact quiet verbose"),
 )
 """Headings, and the options under them; a test holds them against the commands."""

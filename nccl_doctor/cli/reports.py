@@ -14,6 +14,7 @@ from nccl_doctor.cli.difference import diff
 from nccl_doctor.cli.help import READ_EXITS, RUN_EXITS, Manual, ManualGroup, need_command
 from nccl_doctor.cli.redaction import redact_options, redaction_of
 from nccl_doctor.cli.saving import (
+    asked_output_options,
     check_profile,
     give,
     output_options,
@@ -60,8 +61,8 @@ def report(ctx: click.Context, /) -> None:
     examples=(
         ("As text, with every check", "nccl-doctor report show -v report.json"),
         (
-            "As a page for a browser",
-            "nccl-doctor report show --format html report.json > report.html",
+            "As a page for a browser, and as text",
+            "nccl-doctor report show --html report.html report.json",
         ),
         (
             "As Markdown, with pseudonyms",
@@ -76,8 +77,9 @@ def report(ctx: click.Context, /) -> None:
     type=click.Choice(["text", *formats()]),
     default="text",
     show_default=True,
-    help="Format of the output.",
+    help="Format of what is printed to stdout.",
 )
+@asked_output_options
 @click.option(
     "--exit-profile",
     type=click.Choice(PROFILES),
@@ -89,16 +91,30 @@ def report(ctx: click.Context, /) -> None:
 def show(
     file: str, format_: str, exit_profile: str | None, quiet: bool, verbose: int, **given: Any
 ) -> None:
-    """Print a saved report, in any format. FILE may be - for stdin."""
+    """Print a saved report, in any format, or write it to files. FILE may be - for stdin."""
     from nccl_doctor.model.options import Options
 
-    redaction = redaction_of(given)
-    saved = read_report(file)
-    outputs = {} if format_ == "text" else {format_: "-"}
+    if format_ != "text":
+        given[format_] = _only(f"--format {format_}", f"--{format_}", given[format_])
+    outputs, redaction = outputs_of(given), redaction_of(given)
     profile = check_profile(exit_profile, outputs)
-    options = Options(exit_profile=profile, quiet=quiet, verbosity=verbose, **redaction)
+    saved = read_report(file)
+    options = Options(
+        exit_profile=profile,
+        github=bool(given["github"]),
+        quiet=quiet,
+        verbosity=verbose,
+        **redaction,
+    )
     code = 0 if exit_profile is None else saved.exit_code
     raise click.exceptions.Exit(give(saved, outputs, options, made_of=file, code=code))
+
+
+def _only(asked: str, option: str, path: str | None) -> str:
+    """stdout, as the format says; an error if the option of that format says another place."""
+    if path not in (None, "-"):
+        raise click.UsageError(f"{asked} and {option} {path}: leave one of them out")
+    return "-"
 
 
 @report.command(

@@ -33,6 +33,9 @@ _WORDS = {
 """Description of a format in --help; without one, its name is used."""
 
 
+_GITHUB = "Write annotations and the step summary of GitHub Actions."
+
+
 class NotSaved(click.ClickException):
     """An output could not be written."""
 
@@ -74,14 +77,24 @@ def _read(file: str) -> bytes:
 
 def output_options(function: F) -> F:
     """One option for each format, with the path to write to; and `--github`."""
+    return _format_options(
+        click.option(
+            "--github/--no-github",
+            default=None,
+            help=f"{_GITHUB} [default: on if GITHUB_ACTIONS is set]",
+        )(function)
+    )
+
+
+def asked_output_options(function: F) -> F:
+    """The same, for what shows a verdict once more: GitHub hears it again only if asked for."""
+    return _format_options(click.option("--github/--no-github", help=_GITHUB)(function))
+
+
+def _format_options(function: F) -> F:
+    """One option for each format, with the path to write to."""
     from nccl_doctor.report.formats import formats
 
-    function = click.option(
-        "--github/--no-github",
-        default=None,
-        help="Write annotations and the step summary of GitHub Actions. [default: on if "
-        "GITHUB_ACTIONS is set]",
-    )(function)
     for name in reversed(formats()):
         words = f"Write the report to PATH as {_WORDS.get(name, name)}."
         function = click.option(f"--{name}", name, metavar="PATH", help=words)(function)

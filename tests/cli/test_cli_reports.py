@@ -95,6 +95,21 @@ def test_show_as_json_from_stdin(saved):
     assert done.stdout == saved.read_text()
 
 
+def test_show_writes_the_files_of_run(saved, tmp_path):
+    page, metrics = tmp_path / "report.html", tmp_path / "report.prom"
+    outputs = ("--html", str(page), "--prometheus", str(metrics))
+    done = program("report", "show", str(saved), *outputs)
+    assert done.returncode == 0
+    assert done.stdout.startswith("nccl-doctor: FAIL")
+    assert page.read_text().startswith("<!doctype html>")
+    assert "nccl_doctor_" in metrics.read_text()
+    again = program("report", "show", str(saved), "--format", "html", "--json", str(tmp_path / "r"))
+    assert again.stdout == page.read_text()
+    assert (tmp_path / "r").read_text() == saved.read_text()
+    in_a_step = program("report", "show", str(saved), env={"GITHUB_ACTIONS": "true"})
+    assert "::error" not in in_a_step.stdout + in_a_step.stderr
+
+
 def test_judge(saved, tmp_path):
     target = tmp_path / "again.json"
     done = program("report", "judge", str(saved), "--json", str(target))

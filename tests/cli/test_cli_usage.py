@@ -11,6 +11,7 @@ import pytest
 
 from nccl_doctor.cli import cli
 from nccl_doctor.cli.torchrun import stand_alone
+from nccl_doctor.report.formats import formats
 from tests.cli.program import calls_in_one, error_of, program
 from tests.support.rows import each_row
 
@@ -137,6 +138,9 @@ BAD = {
     "report merge no.json": "cannot read no.json: No such file or directory",
     "report merge x --json no/such.json": "--json no/such.json: the folder no does not exist",
     "report show --format xml x": "'xml' is not one of 'text', 'html', 'json'",
+    "report show --format html --html p x": "--format html and --html p: leave one of them out",
+    "report show --format html --json - x": "--html - and --json -: only one of them can use",
+    "report show --html no/such.html x": "--html no/such.html: the folder no does not exist",
     "frobnicate": "No such command 'frobnicate'",
 }
 
@@ -314,6 +318,14 @@ def test_frozen_commands_and_flags():
     assert set(cli.commands["report"].commands) == REPORT_COMMANDS
     assert flags_of(cli.commands["run"]) == RUN_FLAGS
     assert flags_of(cli.commands["env"]) == ENV_FLAGS
+
+
+def test_report_show_takes_the_outputs_of_run():
+    outputs = {*formats(), "github"}
+    for name, command in cli.commands["report"].commands.items():
+        if name in ("show", "judge", "merge"):
+            assert outputs <= {param.name for param in command.params}, name
+    assert "--format" in flags_of(cli.commands["report"].commands["show"])
 
 
 def test_frozen_defaults():
