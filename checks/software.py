@@ -33,6 +33,7 @@ release branches.
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from typing import Any
@@ -81,7 +82,9 @@ class Software(Check):
     reads = ("nccl_library",)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """Versions as text, None for what is missing; `driver`: of the NVIDIA kernel module."""
+        """Versions as text, None for what is missing; `driver`: of the NVIDIA kernel module;
+        `python_path`: the interpreter.
+        """
         import torch
 
         build = torch_build()
@@ -90,6 +93,7 @@ class Software(Check):
             "torch_git": torch.version.git_version,
             **{name.lower(): _installed(name.lower()) for name in PACKAGES},
             "python": platform.python_version(),
+            "python_path": sys.executable,
             "driver": host_gpus(ctx.root)["driver"],
         }
 
@@ -98,6 +102,8 @@ class Software(Check):
         for rank, facts in cluster.facts(self.name):
             for name in ("torch", "CUDA", "ROCm", "NCCL", *PACKAGES, "Python", "driver"):
                 yield Figure(name, facts.get(name.lower()), place_of([rank]))
+            if facts.get("python_path"):
+                yield Figure("Python path", facts["python_path"], place_of([rank]))
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """One finding for all differences of the same ranks: they probably have another image."""

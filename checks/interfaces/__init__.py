@@ -154,13 +154,18 @@ class Interfaces(Check):
         return survey(ctx.env, root=ctx.root, ask=ask)
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:
-        """The interfaces that the job would use."""
+        """The interfaces that the job would use, and what each library picks."""
         for rank, facts in cluster.facts(self.name):
+            here = Where(hosts=(rank.host.label,))
             mtu = {each["name"]: each["mtu"] for each in facts["interfaces"]}
             for entry in facts["listen"]:
                 nic = entry["interface"]
                 said = f"{entry['address']}, MTU {mtu.get(nic)}"
-                yield Figure(f"interface {nic}", said, Where(hosts=(rank.host.label,)))
+                yield Figure(f"interface {nic}", said, here)
+            for name, library in (("gloo", "gloo"), ("NCCL sockets", "nccl-sockets")):
+                picks = facts.get("choices", {}).get(library, {}).get("picks") or ()
+                if picks:
+                    yield Figure(f"{name} on", ", ".join(" ".join(pick) for pick in picks), here)
 
     def sections(self, cluster: Cluster) -> Iterator[Setup]:
         """The interfaces that the job would use."""

@@ -203,7 +203,7 @@ class SharedMemory(Check):
             size = facts["size"]
             # Two digits: half of the memory, the default size, differs a little after each boot.
             if size is not None:
-                said = f"{size / _GIB:.2g} GiB" if size >= _GIB else _mib(size)
+                said = f"{float(f'{size / _GIB:.2g}'):g} GiB" if size >= _GIB else _mib(size)
                 yield Figure("size of /dev/shm", said, Where(hosts=(rank.host.label,)))
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:

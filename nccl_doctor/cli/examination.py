@@ -362,9 +362,10 @@ def _run_on_hosts(fleet: Fleet, options: Options, past: Past | None, started: fl
 
 @click.command(
     cls=Manual,
+    short_help="Show this host on one screen, and what is wrong with it.",
     exits=RUN_EXITS,
     examples=(
-        ("This host, as on a login node or in a health check", "nccl-doctor env"),
+        ("This host on one screen, as for a question in a forum", "nccl-doctor env"),
         (
             "Only the GPUs, so that Slurm can drain a broken node",
             "nccl-doctor env --select gpu_state --backend nccl --exit-profile slurm",
@@ -378,7 +379,10 @@ def _run_on_hosts(fleet: Fleet, options: Options, past: Past | None, started: fl
 @_run_options
 @click.pass_context
 def env(ctx: click.Context, /, **given: Any) -> None:
-    """Examine this host alone, without a process group.
+    """Examine this host alone, without a process group, and show it on one screen.
+
+    Below the verdict: versions, GPUs, the interfaces that gloo and NCCL take, limits, and the
+    variables that steer them. -v prints every fact, --json saves it.
 
     Does not wait for other hosts or ranks; checks that need them are left out. Takes some seconds,
     most of them to import torch.

@@ -43,11 +43,11 @@ def render(report: Report, *, width: int = 100, ascii: bool = False) -> str:
     lines: list[str] = []
     whole = True
     for title, rows in sections:
-        lines.append(_cut(title, width))
+        lines.append(cut(title, width))
         for key, value in rows:
-            line = f"  {_cut(key, column):<{column}}  {value}".rstrip()
+            line = f"  {cut(key, column):<{column}}  {value}".rstrip()
             whole = whole and len(line) <= width and len(key) <= column
-            lines.append(_cut(line, width))
+            lines.append(cut(line, width))
     if not whole:
         lines += ["", "Longer values are cut here; --json - has all of them."]
     text = "".join(f"{line}\n" for line in lines)
@@ -58,16 +58,16 @@ def _sections(report: Report) -> Iterator[Section]:
     order = [check.name for check in report.checks]
     cluster = report.cluster
     for host in islice(cluster.hosts, _MOST):
-        name = _text(host.label)
+        name = text_of(host.label)
         yield f"host {name}", _rows({"addresses": host.addresses}.items())
         yield from _outcomes(host.facts, order, {})
         ranks = [rank for rank in cluster.ranks if rank.host.id == host.id]
         for rank in islice(ranks, _MOST):
-            of_rank = "" if len(cluster.ranks) == 1 else f" of rank {_text(rank.rank)}"
+            of_rank = "" if len(cluster.ranks) == 1 else f" of rank {text_of(rank.rank)}"
             launch = rank.launch.to_json() if rank.launch else {}
-            yield f"launch{of_rank}", _launch(launch)
+            yield f"launch{of_rank}", launch_rows(launch)
             env = sorted(rank.env.items())
-            yield f"environment{of_rank}", [(_text(key), _text(value)) for key, value in env]
+            yield f"environment{of_rank}", [(text_of(key), text_of(value)) for key, value in env]
             for title, rows in _outcomes(rank.facts, order, launch):
                 yield f"{title}{of_rank}", rows
         if len(ranks) > _MOST:
@@ -76,13 +76,13 @@ def _sections(report: Report) -> Iterator[Section]:
         yield f"and {len(cluster.hosts) - _MOST} more hosts", [("", "see --json -")]
 
 
-def _launch(launch: Mapping[str, Any]) -> list[Row]:
+def launch_rows(launch: Mapping[str, Any]) -> list[Row]:
     """Each field that was given, and the variable that gave it."""
     sources = launch.get("sources", {})
-    rows = [("launcher", _text(launch.get("launcher")))] if launch else []
+    rows = [("launcher", text_of(launch.get("launcher")))] if launch else []
     for name in Launch.__dataclass_fields__:
         if name in sources:
-            rows.append((name, f"{_text(launch.get(name))}  ({_text(sources[name])})"))
+            rows.append((name, f"{text_of(launch.get(name))}  ({text_of(sources[name])})"))
     return rows
 
 
@@ -91,12 +91,12 @@ def _outcomes(facts: Facts, order: list[str], launch: Mapping[str, Any]) -> Iter
     others = sorted(set(facts) - set(order))
     for check in [*order, *others]:
         for name, outcome in sorted(facts.get(check, {}).items()):
-            title = _text(check) if name == ALONE else f"{_text(check)}, round {_text(name)}"
+            title = text_of(check) if name == ALONE else f"{text_of(check)}, round {text_of(name)}"
             if outcome.status is not OutcomeStatus.OK:
-                yield title, [(outcome.status.value, _text(outcome.reason or None))]
+                yield title, [(outcome.status.value, text_of(outcome.reason or None))]
                 continue
             items = outcome.facts.items()
-            part = [("untested", _text(outcome.reason))] if outcome.reason else []
+            part = [("untested", text_of(outcome.reason))] if outcome.reason else []
             rest = _rows((k, v) for k, v in items if k not in launch or launch[k] != v)
             yield title, [*part, *rest]
 
@@ -110,7 +110,7 @@ def _rows(items: Iterable[tuple[str, Any]]) -> list[Row]:
         elif is_table(value):
             for row in value["rows"][: 2 * _MOST]:
                 first, *rest = (cell_text(cell) for cell in row)
-                rows.append((_text(f"{key}.{first}"), _text("; ".join(rest))))
+                rows.append((text_of(f"{key}.{first}"), text_of("; ".join(rest))))
         elif isinstance(value, list) and isinstance(value[0], Mapping):
             for i, each in enumerate(value[:_MOST]):
                 rows.append((f"{key}.{i}", _inline(each)))
@@ -126,9 +126,9 @@ def _opened(items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     for name, value in _in_order(items):
         if isinstance(value, Mapping) and any(isinstance(v, Mapping) for v in value.values()):
             for inner, each in islice(_in_order(value.items()), 2 * _MOST):
-                yield f"{_text(name)}.{_text(inner)}", each
+                yield f"{text_of(name)}.{text_of(inner)}", each
         else:
-            yield _text(name), value
+            yield text_of(name), value
 
 
 def _in_order(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
@@ -144,17 +144,18 @@ def _inline(value: Any, depth: int = 0, between: str = ", ") -> str:
         parts = []
         for name, each in islice(_in_order(value.items()), 4 * _MOST):
             if each is True:
-                parts.append(_text(name))
+                parts.append(text_of(name))
             elif each is not False and not _is_empty(each):
-                parts.append(f"{_text(name)} {_inline(each, depth + 1)}")
+                parts.append(f"{text_of(name)} {_inline(each, depth + 1)}")
         return "; ".join(parts) or "–"
     if isinstance(value, (list, tuple)):
         texts = [_inline(each, depth + 1, " ") for each in value[:_MOST]]
         return between.join(texts) + (f" and {len(value) - _MOST} more" * (len(value) > _MOST))
-    return _text(value)
+    return text_of(value)
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A value in words that a terminal can take."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -166,5 +167,6 @@ def _is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, (str, list, tuple, Mapping)) and not value)
 
 
-def _cut(text: str, width: int) -> str:
+def cut(text: str, width: int) -> str:
+    """A text that is no longer than a line."""
     return text if len(text) <= width else text[: width - 1] + "…"

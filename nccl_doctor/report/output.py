@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import ParticipantResult, Report
+from nccl_doctor.report import host_screen
 from nccl_doctor.report.facts import render as render_facts
 from nccl_doctor.report.formats import renderer
 from nccl_doctor.report.github import ROOM, commands, inert_as, summary
@@ -101,7 +102,8 @@ def print_report(
 ) -> None:
     """Print the report for people; width, colour and marks as the stream can take them.
 
-    Under the report of a host that was examined by itself (`env`) stand its facts.
+    Under the report of a host that was examined by itself (`env`) stands what it is, and with
+    `verbose` all its facts.
     """
     terminal = stream.isatty()
     width = shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns if terminal else _PIPE_WIDTH
@@ -117,7 +119,11 @@ def print_report(
         checks=checks,
     )
     if report.run.alone and not options.quiet:
-        text += "\n" + render_facts(report, width=width, ascii=plain)
+        text += "\n" + (
+            render_facts(report, width=width, ascii=plain)
+            if options.verbosity
+            else host_screen.render(report, checks, width=width, ascii=plain)
+        )
     _put(stream, text, "text")
 
 

@@ -74,19 +74,23 @@ def test_env_prints_the_facts_of_this_host(tmp_path: Path):
     (host,), (rank,) = data["hosts"], data["ranks"]
     lines = done.stdout.splitlines()
     assert lines[0].startswith(f"nccl-doctor: {data['verdict'].upper()}: ")
-    assert f"host {host['host']}" in lines
     words = [line.split() for line in lines]
+    assert ["host", host["host"]] in words
     for address in host["addresses"]:
         assert any(line[:1] == ["addresses"] and address in done.stdout for line in words)
     assert ["world_size", "1", "(WORLD_SIZE)"] in words
+    assert len(lines) <= 60, "it is no screen any more"
     assert ["torch", rank["facts"]["software"]["alone"]["facts"]["torch"]] in words
     assert ["NCCL_DEBUG", "INFO"] in words
     assert ["NCCL_API_KEY", "***"] in words
     assert "EDITOR" not in done.stdout
-    for library in ("nccl-bootstrap", "nccl-sockets", "gloo"):
-        assert any(line[:2] == [f"choices.{library}", "picks"] for line in words)
     assert program("report", "show", str(saved)).stdout == done.stdout
-    assert f"host {host['host']}" not in program("env", "-q", cwd=tmp_path).stdout
+    everything = program("report", "show", "-v", str(saved)).stdout.splitlines()
+    assert f"host {host['host']}" in everything
+    for library in ("nccl-bootstrap", "nccl-sockets", "gloo"):
+        assert any(line.split()[:2] == [f"choices.{library}", "picks"] for line in everything)
+    quiet = program("env", "-q", "--select", "software", cwd=tmp_path).stdout
+    assert "addresses" not in quiet
 
 
 def test_env_where_nothing_was_launched_is_content(tmp_path: Path):

@@ -102,7 +102,7 @@ def test_from_a_folder_of_wheels_and_away_again(place: Place, wheel: Path) -> No
     shutil.rmtree(place.tree / "nccl_doctor")  # -m looks into the working directory first
     said = place.type_in("python -m nccl_doctor --version")
     assert said.stdout == f"nccl-doctor {__version__}\n", said
-    env = place.type_in("python -m nccl_doctor env", "--select torch_import")
+    env = place.type_in("python -m nccl_doctor env", "--select software")
     assert str(place.python) in env.stdout
     runs_from_anywhere(place.python)
     assert place.type_in("python -m pip uninstall --yes nccl-doctor").returncode == 0

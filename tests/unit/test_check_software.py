@@ -31,6 +31,7 @@ FACTS = {
     "accelerate": None,
     "transformers": "5.1.0",
     "python": "3.11.7",
+    "python_path": "/opt/job/bin/python",
     "driver": "580.95.05",
 }
 CPU = {**FACTS, "torch": "2.13.0+cpu", "cuda": None, "nccl": None, "driver": None}

@@ -14,7 +14,7 @@ from nccl_doctor.judge.history import difference
 from nccl_doctor.judge.merge_reports import merge_reports
 from nccl_doctor.model.report import Report
 from nccl_doctor.registry import installed
-from nccl_doctor.report import github, issue, profiles
+from nccl_doctor.report import github, host_screen, issue, profiles
 from nccl_doctor.report.difference import render as render_diff
 from nccl_doctor.report.facts import render as render_facts
 from nccl_doctor.report.formats import formats, renderer
@@ -47,6 +47,7 @@ RENDERED = {
     "text": lambda report: render_text(report, verbose=True, checks=installed),
     "text, quiet": lambda report: render_text(report, quiet=True, ascii=True),
     "facts": render_facts,
+    "host screen": lambda report: host_screen.render(report, installed, width=400),
     "annotations": github.commands,
     "step summary": github.summary,
     **{
