@@ -67,11 +67,12 @@ def checks() -> None:
 )
 @click.argument("code")
 def explain(code: str) -> None:
-    """Print the page of a finding code: what it is, why it matters, how to fix it.
+    """Print the page of a finding code: how to fix it, why it matters, how it is found.
 
-    The pages of the checks that find it follow: what they look at, when they are wrong, and the
-    sources of their rules. CODE may also be the name of a check. docs/codes and docs/checks hold
-    the same pages.
+    Where a firewall is the cause, the fix is told for nft, iptables, firewalld, ufw, the security
+    groups of clouds and NetworkPolicy. The pages of the checks that find it follow: what they look
+    at, when they are wrong, and the sources of their rules. CODE may also be the name of a check.
+    docs/codes and docs/checks hold the same pages.
     """
     from nccl_doctor import registry
     from nccl_doctor.report.manual import check_page, code_page

@@ -13,6 +13,7 @@ from nccl_doctor import registry
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.findings import Kind, Scope
 from nccl_doctor.registry import Registry
+from nccl_doctor.report.recipe import recipe_for
 
 _WIDTH = 100
 _RULE = "-" * 72
@@ -23,7 +24,8 @@ _PLACEHOLDER = re.compile(r"[^\s(`]*<[A-Za-z][^<>`]*>(?:[^\s`]*[^\s`.,;)])?")
 
 
 def code_page(found: Registry, code: str) -> str:
-    """The page of a finding code, and those of the checks that find it; no newline at the end.
+    """The page of a finding code (the fix, why, how it is found), and those of the checks that find
+    it; no newline at the end.
 
     Raises:
         KeyError: nothing installed has this code.
@@ -67,20 +69,24 @@ def _kind_page(kind: Kind, owners: tuple[str, ...]) -> str:
         *_heading(kind.code),
         f"{kind.title}.",
         "",
+        *_heading("How to fix", "-"),
+        *_paragraph(kind.fix),
+        *(["", *recipe.splitlines()] if (recipe := recipe_for(kind.code)) else []),
+        "",
+        *_heading("Why it matters", "-"),
+        *_paragraph(kind.why),
+        "",
+        *_heading("How it is found", "-"),
         f"- layer: {kind.layer.value}",
         f"- severity: {kind.severity.value}",
         f"- check: {', '.join(owners) or 'none: found by the engine'}",
         *(["- drains the host with `--exit-profile slurm`"] if kind.drains else []),
-        "",
-        *_paragraph(f"Why: {kind.why}"),
-        "",
-        *_paragraph(f"Fix: {kind.fix}"),
     ]
     return "\n".join(lines)
 
 
-def _heading(name: str) -> list[str]:
-    return [name, "=" * len(name), ""]
+def _heading(name: str, line: str = "=") -> list[str]:
+    return [name, line * len(name), ""]
 
 
 def _bullets(items: Iterator[str]) -> Iterator[str]:
