@@ -6,6 +6,7 @@ Little is imported before the guardian stands: a signal that comes earlier meets
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -17,11 +18,18 @@ _EXAMINES_S = 120.0
 """Time limit of a command that examines, until it has read its own; the default of --timeout."""
 _READS_S = 600.0
 """Time limit of every other command. Ten thousand ranks are judged in a fraction of it."""
-_COMMANDS = ("run", "env", "checks", "explain", "report", "schema")
+_COMMANDS = ("run", "env", "checks", "explain", "report", "schema", "completion")
+
+_COMPLETE = "_NCCL_DOCTOR_COMPLETE"
+"""Set by the scripts of `completion`, which name it too."""
 
 
 def main() -> None:
     """Run the command line in a process that is watched; exits with its exit code."""
+    if _COMPLETE in os.environ:  # a shell asks, at every press of a key
+        from nccl_doctor.cli.completion import answer
+
+        sys.exit(answer())
     arguments = sys.argv[1:]
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     command = next((word for word in own if word in _COMMANDS), "")

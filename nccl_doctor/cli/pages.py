@@ -9,6 +9,7 @@ import textwrap
 import click
 
 from nccl_doctor.cli.help import ASK_EXITS, PROGRAM, Manual
+from nccl_doctor.cli.params import Code
 
 
 @click.command(
@@ -65,7 +66,7 @@ def checks() -> None:
         ("A check", "nccl-doctor explain firewall"),
     ),
 )
-@click.argument("code")
+@click.argument("code", type=Code())
 def explain(code: str) -> None:
     """Print the page of a finding code: how to fix it, why it matters, how it is found.
 

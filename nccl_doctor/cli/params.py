@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from nccl_doctor.model.limits import MAX_LOCAL_RANKS, MAX_SECONDS
 
@@ -91,8 +93,21 @@ class LocalRanks(Word):
         return str(number)
 
 
+class Code(Word):
+    """Finding code or check, by name."""
+
+    name = "code"
+
+    def _read(self, value: Any) -> str:
+        return str(value)
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem[Any]]:
+        """Codes and checks that begin like this."""
+        return list(_items(incomplete))
+
+
 class Names(Word):
-    """Comma-separated names; a list in the configuration file."""
+    """Names of checks and codes, comma-separated; a list in the configuration file."""
 
     name = "names"
 
@@ -102,6 +117,36 @@ class Names(Word):
         if "" in names:
             raise ValueError(f"{value!r} contains an empty name")
         return names
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem[Any]]:
+        """The last name completed, behind those that are whole."""
+        before, comma, last = incomplete.rpartition(",")
+        return list(_items(last, before + comma))
+
+
+class Place(Word):
+    """File, by name; what may be wrong with it is found later."""
+
+    name = "path"
+
+    def _read(self, value: Any) -> Any:
+        return value
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem[Any]]:
+        """The shell knows its files."""
+        return [CompletionItem(incomplete, type="file")]
+
+
+def _items(begin: str, before: str = "") -> Iterator[CompletionItem[Any]]:
+    """Codes and checks that begin like this, each behind the text that stands before it."""
+    from nccl_doctor import registry
+
+    found = registry.load()
+    about = {code: kind.title for code, (kind, _) in found.kinds.items()}
+    about |= {check.name: registry.page(check).partition("\n")[0] for check in found.checks}
+    for name in sorted(about):
+        if name.startswith(begin):
+            yield CompletionItem(f"{before}{name}", help=about[name])
 
 
 class Mesh(Word):

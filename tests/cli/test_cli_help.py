@@ -122,7 +122,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
 def what_is_typed(path: tuple[str, ...], example: Example) -> bool:
     """Whether it can be typed as it is: it needs no cluster."""
     return (
-        path[:1] == ("report",) or "explain" in example.line or path in (("checks",), ("schema",))
+        path[:1] == ("report",)
+        or "explain" in example.line
+        or path in (("checks",), ("schema",), ("completion",))
     )
 
 

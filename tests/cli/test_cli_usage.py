@@ -120,6 +120,7 @@ BAD = {
     "report show x --redact-key k": "--redact-key needs --redact",
     "run --output-dir no/folder": "--output-dir no/folder: no such folder; create it",
     "run --nnodes 2 --node-rank 2 --master-addr a": "--node-rank 2 is out of range for --nnodes 2",
+    "completion tcsh": "'tcsh' is not one of 'bash', 'zsh', 'fish'",
     "explain": "Missing argument 'CODE'",
     "explain port-bloked": 'code is named "port-bloked"; did you mean "port-blocked"?',
     "explain colectives": 'no check or finding code is named "colectives"; did you mean "collectiv',
@@ -224,7 +225,7 @@ def test_bad_values_in_it(tmp_path, command, text, words):
 
 # --- frozen: additions are made here on purpose, removals never ---
 
-COMMANDS = {"run", "checks", "explain", "report", "env", "schema"}
+COMMANDS = {"run", "checks", "explain", "report", "env", "schema", "completion"}
 REPORT_COMMANDS = {"show", "judge", "merge", "diff", "bundle", "issue"}
 RUN_FLAGS = {
     "--standalone",
