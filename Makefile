@@ -18,7 +18,7 @@ PINS := -c constraints-dev.txt
 TEST_ENV := RES_OPTIONS="timeout:1 attempts:1" PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help doctor test test-wide test-nccl test-gpu gpu-validation accuracy accuracy-long chaos docs site screenshots zipapp lint format new-check clean
+.PHONY: help doctor test test-wide test-nccl test-gpu gpu-validation accuracy accuracy-long chaos docs site screenshots man zipapp lint format new-check clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ screenshots: $(VENV)/.dev ## make docs/pictures again, from two runs in the lab
 	@scripts/lab_tools.sh
 	@scripts/browser_tools.sh
 	$(TEST_ENV) $(BIN)/python scripts/screenshots.py
+
+man: $(VENV)/.dev ## write build/nccl-doctor.1, the man page
+	@$(BIN)/python scripts/man_page.py $(ARGS)
 
 zipapp: $(VENV)/.dev ## write dist/nccl-doctor.pyz, one file that needs Python and torch only
 	@$(BIN)/python scripts/make_zipapp.py
