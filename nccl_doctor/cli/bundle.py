@@ -16,7 +16,7 @@ from nccl_doctor.cli.help import READ_EXITS, Manual
 from nccl_doctor.cli.redaction import KEY_HELP, cover_of
 from nccl_doctor.cli.saving import NotSaved, check_place, read_report
 from nccl_doctor.toolkit.host import host_name
-from nccl_doctor.toolkit.terminal import in_github, inert, safe
+from nccl_doctor.toolkit.terminal import complain, in_github, inert, safe
 
 if TYPE_CHECKING:
     from nccl_doctor.model.report import Report
@@ -55,17 +55,26 @@ def _giving_options(function: F) -> F:
 def issue(project: str, file: str, no_redact: bool, redact_key: str | None) -> None:
     """Print the issue form of a project, filled in from a saved report.
 
+    It begins with whether the finding can be a fault of that project at all; if not, stderr says so
+    too.
+
     FILE may be - for stdin. Names are replaced by pseudonyms; FILE.map.json holds the real names.
     """
     from nccl_doctor.registry import installed
-    from nccl_doctor.report.issue import fill, form_of
+    from nccl_doctor.report.issue import comment, fill, form_of
+    from nccl_doctor.report.whose_fault import NAMES, whose_fault
 
     saved = read_report(file)
     cover = _cover(_beside(file), file, no_redact, redact_key)
     if cover is not None:
         saved = cover.of_report(saved)
         _write_map(cover)
-    form = fill(form_of(project), saved, installed)
+    answer = whose_fault(project, saved)
+    question = f"Is this a fault of {NAMES[project]}?"
+    if answer.no:
+        complain(f"{question} {answer.words}")
+    form = f"<!-- {question} {comment(answer.words)} -->\n"
+    form += fill(form_of(project), saved, installed)
     click.echo(inert(form) if in_github() else form, nl=False)
 
 

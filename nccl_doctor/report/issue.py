@@ -7,6 +7,7 @@ know is left for people to say, in words that cannot be taken for an answer.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
@@ -53,6 +54,11 @@ def fill(form: str, report: Report, checks: Checks = no_checks) -> str:
     `checks` are asked for what the form wants to know of software and hardware.
     """
     return Template(form).substitute(_fields(report, checks))
+
+
+def comment(text: str) -> str:
+    """A text that cannot end the comment of Markdown in which it stands."""
+    return re.sub(r"--!?>", "-- >", lines(text))
 
 
 def _fields(report: Report, checks: Checks) -> dict[str, str]:

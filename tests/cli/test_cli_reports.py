@@ -215,3 +215,12 @@ def test_merge_what_does_not_go_together(coordinators, tmp_path):
     data["run"]["alone"] = True
     view.write_text(json.dumps(data))
     assert "nccl-doctor env" in error_of(program("report", "merge", str(view)))
+
+
+def test_an_issue_begins_with_whose_fault_it_is(saved):
+    done = program("report", "issue", "nccl", str(saved), "--no-redact")
+    assert done.returncode == 0
+    first = done.stdout.splitlines()[0]
+    assert first.startswith("<!-- Is this a fault of NCCL? no: shm-small is a matter of this clust")
+    assert done.stderr.startswith("nccl-doctor: Is this a fault of NCCL? no: shm-small")
+    assert "# [Issue]" in done.stdout
