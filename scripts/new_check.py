@@ -144,6 +144,25 @@ def judge_releases(cluster: Cluster, check: str) -> Iterator[Finding]:
     + textwrap.indent(RULE.replace("self.name", "check"), " " * 4)
 )
 
+STEPS = """\
+
+    It is a small check that works: it compares the kernel release between hosts. To green:
+
+      make docs lint
+      make test ARGS=tests/unit
+
+    Then make it yours:
+      1. {check}: the question, the facts, the kinds, the rule. A code that you rename or
+         add stands in tests/unit/test_registry.py too, and in CHANGELOG.md.
+      2. {test}: the rule on made-up clusters, code and place.
+      3. make doctor ARGS="--select {name} -v" tries it on this machine.
+      4. The two lines above, again. `make docs` makes pages: commit them.
+    Only if it applies:
+      - it skips on a healthy cluster without GPUs: its name in ELSEWHERE of tests/lab/reading.py
+      - it listens on a port: a row in SECURITY.md
+      - a fault that the lab can make: a record in tests/lab/corpus/faults
+    """
+
 TEST = """\
 from __future__ import annotations
 
@@ -254,12 +273,8 @@ def main(arguments: list[str]) -> int:
     held = given.root / CODES
     held.write_text(with_code(held.read_text("utf-8"), words["@CODE@"]), encoding="utf-8")
     sys.stdout.write(f"entered the code {words['@CODE@']} in {CODES}\n")
-    sys.stdout.write(
-        "It compares the kernel release between hosts. Change the question, the facts and the\n"
-        "judgement, and name its codes in CHANGELOG.md; then:\n"
-        "  make docs lint\n"
-        "  make test ARGS=tests/unit\n"
-    )
+    files = [path.relative_to(given.root) for path in parts]
+    sys.stdout.write(textwrap.dedent(STEPS).format(name=given.name, check=files[0], test=files[-1]))
     return 0
 
 

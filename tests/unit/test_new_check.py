@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -81,6 +82,20 @@ def test_its_code_is_held(tree: Path) -> None:
     new = "    kernel-release-differs"
     assert [line for line in after if line != new] == before
     assert new in after[after.index('CODES = """') : after.index('    """')]
+
+
+def test_every_step_to_green_is_told_and_exists(tree: Path) -> None:
+    said = new_check(tree, "kernel_release").stdout
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    lines = re.findall(r"^ +(?:\d\. )?make ((?:[a-z-]+ ?)+)", said, re.MULTILINE)
+    targets = [target for line in lines for target in line.split()]
+    assert targets == ["docs", "lint", "test", "doctor"]
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    made = {"checks/kernel_release.py", "tests/unit/test_check_kernel_release.py"}
+    files = set(re.findall(r"\b[\w/]+\.(?:py|md)\b", said))
+    assert made <= files
+    assert all((ROOT / file).exists() for file in files - made), files
 
 
 def test_a_folder_is_shipped(tree: Path) -> None:
