@@ -220,7 +220,7 @@ def test_every_page_stands_in_the_navigation_and_on_the_start_page() -> None:
 
 HANDS = [
     *("README", "start", "reports", "launchers", "verdicts", "writing-a-check"),
-    *("tasks", "what-changed", "other-tools"),
+    *("tasks", "what-changed", "what-it-finds", "other-tools"),
 ]
 hands = pytest.mark.parametrize("name", HANDS)
 
