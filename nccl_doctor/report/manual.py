@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from nccl_doctor import registry
 from nccl_doctor.model.check import Check
@@ -33,7 +33,7 @@ def code_page(found: Registry, code: str) -> str:
     kind = found.kinds[code][0]
     owners = found.owners.get(code, ())
     named = {check.name: check for check in found.checks}
-    pages = [_kind_page(kind, owners)]
+    pages = [kind_page(kind, owners)]
     pages += [check_page(named[name]) for name in owners if name in named]
     return f"\n\n{_RULE}\n\n".join(pages)
 
@@ -64,7 +64,8 @@ def shown(text: str) -> str:
     return "".join(parts)
 
 
-def _kind_page(kind: Kind, owners: tuple[str, ...]) -> str:
+def kind_page(kind: Kind, owners: Sequence[str]) -> str:
+    """The page of a kind that these checks find: the fix, why it matters, how it is found."""
     lines = [
         *_heading(kind.code),
         f"{kind.title}.",

@@ -51,6 +51,12 @@ CONTRAST = """(() => {
   }
   return seen.sort((one, other) => one[0] - other[0]);
 })()"""
+PRESS = """(() => {
+  const part = [...document.querySelectorAll("#causes .typed")]
+    .find((each) => each.querySelector(".on").firstChild.textContent === "HOSTS");
+  part.querySelector("button.copy").click();
+  return document.getSelection().toString();
+})()"""
 OPEN_ALL = "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
 LIGHT = """(() => {
   const [r, g, b] = getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number);
@@ -111,6 +117,28 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 @pytest.fixture
 def tab(chromium: Chromium) -> Tab:
     return chromium.tab()
+
+
+def test_what_is_copied_is_what_is_typed(tab: Tab, tmp_path: Path) -> None:
+    fix = "# on nd1\nip link set lo up\nip addr\n# on every host\nexport A='=eth0'"
+    link = Finding(PORT, "no answer", Where(links=(("nd0", "nd1"),)), fix=fix)
+    page = tmp_path / "page.html"
+    report = report_of(make_cluster(("nd0", "nd1")), link)
+    page.write_text(render(report, installed), "utf-8")
+    tab.open(page)
+    for hosts, commands in (("on nd1", "ip link set lo up\nip addr"), ("on every host", "export")):
+        assert tab.run(PRESS.replace("HOSTS", hosts)).startswith(commands)
+
+
+@pytest.mark.parametrize(("width", "marks"), [(390, True), (1200, False)])
+def test_a_failing_cell_is_a_mark_on_a_phone_and_words_elsewhere(
+    tab: Tab, pages: Path, width: int, marks: bool
+) -> None:
+    tab.is_phone(width, 844)
+    tab.open(pages / "broken.html")
+    text = tab.run("document.querySelector('td[data-from=nd1][data-to=nd2]').innerText")
+    assert "✗" in text
+    assert (text.strip() == "✗") == marks
 
 
 def brightness(png: str) -> float:

@@ -12,6 +12,7 @@ import pytest
 from nccl_doctor.api import Finding, Outcome, OutcomeStatus, Where
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report.formats.html import render
+from nccl_doctor.report.page.commands import fix_of
 from nccl_doctor.report.page.markup import Html, element
 from tests.support.clusters import make_cluster
 from tests.support.pages import (
@@ -112,6 +113,65 @@ def test_what_is_not_known_is_said():
     assert "hung in open /dev/x" in gaps.text
 
 
+def test_the_header_has_versions_and_gpus():
+    facts = {"torch": "2.9", "cuda": "12.9", "nccl": "2.27.5", "python": "3.12", "driver": None}
+    cluster = make_cluster(check="software", by_rank=dict.fromkeys(range(4), facts))
+    text = page_of(report_of(cluster)).one("header").text
+    for words in ("torch 2.9", "CUDA 12.9", "NCCL 2.27.5", "Python 3.12"):
+        assert words in text
+    assert "driver" not in text
+    cluster = make_cluster(check="software", by_rank={0: {"torch": "2.9"}, 2: {"torch": "2.8"}})
+    assert "torch 2.9 (1 host), 2.8 (1 host)" in page_of(report_of(cluster)).one("header").text
+
+
+def test_skipped_checks_are_folded_away():
+    skipped = Outcome(OutcomeStatus.SKIPPED, reason="no RDMA here")
+    cluster = make_cluster(check="rdma", by_host=dict.fromkeys(("nd0", "nd1"), skipped))
+    checks = [made_check("shm"), made_check("rdma")]
+    found = page_of(conclude(cluster, checks, run=RUN)).section("checks")
+    assert found is not None
+    outer, inner = (each for each in found.under if each.tag == "details")
+    assert outer.text.startswith("2 checks: 1 skipped, 1 unknown")
+    assert inner.text.startswith("1 skipped")
+    assert "open" not in inner.attributes
+    assert "rdma" in inner.text
+    assert "shm" not in inner.text
+
+
+def test_a_finding_leads_to_its_page(page):
+    ids = {each.attributes.get("id") for each in page.elements}
+    targets = {each.attributes["href"].removeprefix("#") for each in page.all("a")}
+    assert targets
+    assert targets <= ids
+    about = page.section("pages")
+    for finding in broken().root_causes:
+        assert f"about-{finding.code}" in targets
+        assert " ".join(finding.kind.why.split()) in " ".join(about.text.split())
+    assert "When it is wrong" in about.text
+
+
+def test_commands_are_code_below_their_hosts_and_prose_is_prose():
+    text = "# on nd1, until it restarts\nip link set lo up\nip addr\n# on every host\nexport A=1"
+    made = Page(fix_of(text))
+    parts = made.all("div", "typed")
+    assert [part.text for part in parts] == [
+        "on nd1, until it restartsip link set lo up\nip addr",
+        "on every hostexport A=1",
+    ]
+    assert [each.text for each in made.all("code")] == ["ip link set lo up\nip addr", "export A=1"]
+    prose = Page(fix_of("open the port (`ss -ltn` shows it) <b>"))
+    assert not prose.all("pre")
+    assert [each.text for each in prose.all("code")] == ["ss -ltn"]
+    assert prose.one("p").text == "open the port (ss -ltn shows it) <b>"
+
+
+def test_evidence_has_units():
+    finding = Finding(PORT, "m", Where(hosts=("nd1",)), {"took_s": 1.5, "rtt_us": {"p50_us": 80}})
+    text = page_of(report_of(make_cluster(), finding)).section("causes").text
+    assert "took_s in seconds1.5" in text
+    assert "rtt_us in µs" in text
+
+
 # --- nothing from outside becomes HTML, and nothing is loaded ---
 
 TAGS = set(
@@ -119,7 +179,7 @@ TAGS = set(
         r"\w+",
         "html head meta title link style body header h1 h2 h3 main section article div p b i span "
         "ul li table caption thead tbody tr th td details summary dl dt dd code pre label input "
-        "svg rect script",
+        "svg rect script a",
     )
 )
 LOADING = {"src", "srcset", "action", "formaction", "data", "style", "xlink:href", "poster"}
@@ -130,7 +190,8 @@ def harmless(page: Page) -> None:
     for each in page.elements:
         assert not [name for name in each.attributes if name.startswith("on")]
         assert not LOADING & each.attributes.keys()
-        assert each.attributes.get("href", "data:,") == "data:,"
+        target = each.attributes.get("href", "data:,")
+        assert target == "data:," or (each.tag, target[:7]) == ("a", "#about-")
     for tag in ("script", "style", "head", "body"):
         assert len(page.all(tag)) == 1
     for element_ in (page.one("style"), page.one("script")):

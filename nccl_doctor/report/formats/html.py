@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.page import facts, findings, groups, matrix, timeline
+from nccl_doctor.report.page import facts, findings, groups, matrix, pages, timeline
 from nccl_doctor.report.page.markup import Html, element, together
 from nccl_doctor.report.sections import Checks, no_checks
 
@@ -44,8 +44,9 @@ def render(report: Report, checks: Checks = no_checks) -> str:
         groups.section(report),
         findings.checks(report),
         facts.section(report),
+        pages.section(report, checks),
     )
-    body = element("body", findings.header(report), main, element("script", Html(script)))
+    body = element("body", findings.header(report, checks), main, element("script", Html(script)))
     page = together(Html("<!doctype html>\n"), element("html", head, body, lang="en"), Html("\n"))
     # Style and script are ASCII themselves, so that references stand in text and attributes alone.
     return page.encode("ascii", "xmlcharrefreplace").decode()

@@ -31,6 +31,19 @@ _LONGEST = 20_000
 _INLINE = 100
 _OF_RANK = re.compile(r"rank$|procid$|localid$|nodeid$|nodename$|task_pid$", re.IGNORECASE)
 """Names of what only says which rank it is."""
+_UNITS = {
+    "_s": "seconds",
+    "_ms": "ms",
+    "_us": "µs",
+    "_ns": "ns",
+    "_khz": "kHz",
+    "_mhz": "MHz",
+    "_mw": "mW",
+    "_mib": "MiB",
+    "_gib": "GiB",
+    "mtu": "bytes",
+}
+"""Ends of names, and the unit that they stand for."""
 _TEXTS = ("reason", "state", "wchan", "signal", "exit_code")
 _LONG_TEXTS = ("stack", "log_tail")
 
@@ -40,7 +53,7 @@ def section(report: Report) -> Html:
     parts = [*_launch(report), *_checks(report)]
     search = element(
         "p",
-        element("label", "Show only entries with ", for_="filter"),
+        element("label", "Filter ", for_="filter"),
         element("input", type="search", id="filter"),
         class_="script",
         hidden=True,
@@ -172,12 +185,18 @@ def _rows(items: Iterable[tuple[Any, Any]], depth: int = 0) -> Html:
     every = list(items)
     parts: list[Html] = []
     for name, value in every[:_MOST_ITEMS]:
-        parts.append(element("dt", name))
-        parts.append(element("dd", value_of(value, depth)))
+        parts += item(name, value, depth)
     if len(every) > _MOST_ITEMS:
         parts.append(element("dt", "…"))
         parts.append(element("dd", f"and {len(every) - _MOST_ITEMS} more (see the JSON report)"))
     return element("dl", *parts)
+
+
+def item(name: Any, value: Any, depth: int = 0) -> tuple[Html, Html]:
+    """A name with its unit, and the value."""
+    words = next((words for end, words in _UNITS.items() if str(name).endswith(end)), "")
+    unit = element("span", f" in {words}", class_="unit") if words else None
+    return element("dt", str(name), unit), element("dd", value_of(value, depth))
 
 
 def value_of(value: Any, depth: int = 0) -> Html:

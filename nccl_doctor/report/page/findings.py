@@ -6,20 +6,36 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from nccl_doctor.model.cluster import Host, Rank
-from nccl_doctor.model.findings import Finding, Severity
+from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.page.facts import value_of
+from nccl_doctor.model.sections import Setup
+from nccl_doctor.report.page import pages
+from nccl_doctor.report.page.commands import fix_of
+from nccl_doctor.report.page.facts import item
 from nccl_doctor.report.page.markup import Html, element, fold, table, together
 from nccl_doctor.report.page.outcomes import in_order, number
 from nccl_doctor.report.places import Places, by_kind, checks_in_words
+from nccl_doctor.report.sections import Checks, sections_of
 
 _MOST = 64
 """Findings of one kind that are written out."""
+_FEW = 4
+"""Different values of one thing in the header."""
+_SETUP = {
+    "torch": "torch",
+    "cuda": "CUDA",
+    "rocm": "ROCm",
+    "nccl": "NCCL",
+    "driver": "driver",
+    "python": "Python",
+    "gpus": "GPUs per host",
+}
+"""Names of `Setup`s, and their words in the header."""
 _MARKS = {"pass": "✓", "fail": "✗", "warn": "!", "unknown": "?"}
 
 
-def header(report: Report) -> Html:
-    """Header of the page: the verdict and the run."""
+def header(report: Report, checks: Checks) -> Html:
+    """Header of the page: the verdict and the run, with the versions and GPUs of its hosts."""
     mark = _MARKS.get(report.verdict, "?")
     badge = element("b", f"{mark} {report.verdict.upper()}", class_=f"badge {report.verdict}")
     run, tool = report.run, report.tool
@@ -36,17 +52,36 @@ def header(report: Report) -> Html:
         ("by", " ".join(str(each) for each in (tool.get("name"), tool.get("version")) if each)),
         ("names", "redacted: stable pseudonyms" if report.redacted else None),
     ]
-    items = [
-        element("span", f"{name} ", element("b", value))
-        for name, value in shown
-        if value not in (None, "")
-    ]
     return element(
         "header",
         element("h1", "nccl-doctor"),
         element("p", badge, " ", report.summary, class_="verdict"),
-        element("p", *items, class_="run"),
+        element("p", *_named(shown), class_="run"),
+        element("p", *_named(_setup(report, checks)), class_="run"),
     )
+
+
+def _named(shown: Iterable[tuple[str, object]]) -> list[Html]:
+    return [
+        element("span", f"{name} ", element("b", value))
+        for name, value in shown
+        if value not in (None, "")
+    ]
+
+
+def _setup(report: Report, checks: Checks) -> Iterator[tuple[str, str]]:
+    """Versions and GPUs; where hosts differ, each value with its number of hosts."""
+    hosts: dict[str, dict[str, set[int]]] = {}
+    for each in sections_of(report, checks):
+        if isinstance(each, Setup) and each.name in _SETUP and isinstance(each.value, str):
+            hosts.setdefault(each.name, {}).setdefault(each.value, set()).add(each.host)
+    for name, words in _SETUP.items():
+        values = hosts.get(name, {})
+        shown = [
+            f"{value} ({len(where)} host{'s' if len(where) > 1 else ''})"
+            for value, where in values.items()
+        ]
+        yield words, ", ".join(shown[:_FEW] if len(values) > 1 else values)
 
 
 def sections(report: Report) -> Iterator[Html]:
@@ -73,6 +108,18 @@ def checks(report: Report) -> Html | None:
         return None
     counts = Counter(check.status.value for check in report.checks)
     numbers = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    skipped = [check for check in report.checks if check.status is Status.SKIPPED]
+    tried = [check for check in report.checks if check.status is not Status.SKIPPED]
+    left = fold(f"{len(skipped)} skipped", _table(skipped)) if skipped else None
+    return element(
+        "section",
+        element("h2", "Checks"),
+        fold(f"{len(report.checks)} checks: {numbers}", _table(tried) if tried else None, left),
+        id="checks",
+    )
+
+
+def _table(found: Sequence[CheckResult]) -> Html:
     rows = [
         (
             element("span", check.status.value, class_=f"status {check.status.value}"),
@@ -82,15 +129,9 @@ def checks(report: Report) -> Html | None:
             f"{check.duration_s:.1f} s",
             check.reason,
         )
-        for check in report.checks
+        for check in found
     ]
-    head = ("status", "check", "layer", "tested", "took", "reason")
-    return element(
-        "section",
-        element("h2", "Checks"),
-        fold(f"{len(report.checks)} checks: {numbers}", table(head, rows)),
-        id="checks",
-    )
+    return table(("status", "check", "layer", "tested", "took", "reason"), rows)
 
 
 def _card(places: Places, group: Sequence[Finding]) -> Html:
@@ -99,7 +140,7 @@ def _card(places: Places, group: Sequence[Finding]) -> Html:
         "h3",
         element("span", _MARKS.get(level, "·"), class_=f"mark {level}"),
         f" {kind.title} ",
-        element("code", kind.code),
+        element("a", element("code", kind.code), href=f"#{pages.anchor(kind.code)}"),
     )
     parts = [_entry(places, finding) for finding in group[:_MOST]]
     if len(group) > _MOST:
@@ -107,7 +148,7 @@ def _card(places: Places, group: Sequence[Finding]) -> Html:
         parts.append(element("p", f"and {left} more like this (all of them in the JSON report)"))
     why = element("p", element("b", "why "), kind.why) if kind.why else None
     fixes = dict.fromkeys(finding.fix or kind.fix for finding in group[:_MOST])
-    fix = [element("pre", element("code", each), class_="fix") for each in fixes if each]
+    fix = [fix_of(each) for each in fixes if each]
     fix = [element("p", element("b", "fix")), *fix] if fix else []
     return element("article", title, *parts, why, *fix, class_=level)
 
@@ -127,10 +168,7 @@ def _entry(places: Places, finding: Finding) -> Html:
 def _evidence(finding: Finding) -> Html | None:
     if not finding.evidence:
         return None
-    items = [
-        together(element("dt", name), element("dd", value_of(value)))
-        for name, value in in_order(finding.evidence)
-    ]
+    items = [together(*item(name, value)) for name, value in in_order(finding.evidence)]
     return fold("evidence", element("dl", *items))
 
 

@@ -205,7 +205,7 @@ def _cell(network: Network, pair: Pair, views: Sequence[View], written: bool) ->
     classes = [f"{view.letter}{view.step(link)}" for view in views]
     texts: list[Html] = []
     if written:
-        texts = [element("i", view.text(link), class_=f"v{view.letter}") for view in views]
+        texts = [_text(view, link) for view in views]
     mark = element("b", "✗", class_="mark") if link.blame else None
     words = f"{link.start} → {link.end}: {link.in_words()}"
     return element(
@@ -217,6 +217,15 @@ def _cell(network: Network, pair: Pair, views: Sequence[View], written: bool) ->
         data_from=link.start,
         data_to=link.end,
     )
+
+
+def _text(view: View, link: Link) -> Html:
+    """The value of a cell; of how a link fails, a phone shows a mark in place of the words."""
+    words = view.text(link)
+    if view.letter != "r" or link.reach != "failed":
+        return element("i", words, class_=f"v{view.letter}")
+    mark = None if link.blame else element("b", "✗", class_="short")
+    return element("i", element("span", words, class_="long"), mark, class_="vr")
 
 
 def _scales() -> Html:

@@ -15,6 +15,23 @@ document.querySelectorAll(".map").forEach((map) => {
 document.querySelectorAll(".script").forEach((part) => {
   part.hidden = false;
 });
+document.querySelectorAll(".typed").forEach((part) => {
+  const button = document.createElement("button");
+  button.className = "copy";
+  button.textContent = "copy";
+  button.addEventListener("click", () => {
+    const text = part.querySelector("code").textContent;
+    const tell = (done) => { button.textContent = done ? "copied" : "select it and copy"; };
+    const chosen = document.getSelection();
+    chosen.selectAllChildren(part.querySelector("code"));
+    if (navigator.clipboard) {
+      navigator.clipboard.writeText(text).then(() => tell(true), () => tell(false));
+    } else {
+      tell(document.execCommand("copy"));
+    }
+  });
+  part.querySelector(".on").append(button);
+});
 const filter = document.getElementById("filter");
 if (filter) {
   filter.addEventListener("input", () => {
