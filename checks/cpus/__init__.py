@@ -232,15 +232,17 @@ class Cpus(Check):
             bound = len(set().union(*(_cpus(facts["affinity"]) for _, facts in seen)))
             quotas = [facts["quota"] for _, facts in seen if facts["quota"] is not None]
             nccl = cluster.backend == "nccl"
-            held = bound < min(allowed, len(seen))  # a binding, not a lack of CPUs
-            enough = min(bound, *quotas, len(seen)) == len(seen)
+            ranks = max(len(seen), *(_forked_with(rank) for rank, _ in seen))
+            held = bound < min(allowed, ranks)  # a binding, not a lack of CPUs
+            enough = min(bound, *quotas, ranks) == ranks
             if enough:
                 # Enough for all, but NCCL's threads share the core of a rank that has only one.
                 seen = [(r, f) for r, f in seen if nccl and f["count"] == 1 < allowed]
+                ranks = len(seen)
             if not seen:
                 continue
             bindings = list(dict.fromkeys(facts["affinity"] for _, facts in seen))
-            many = f"{len(seen)} ranks" if len(seen) > 1 else "1 rank"
+            many = f"{ranks} ranks" if ranks > 1 else "1 rank"
             limit = f", CPU time of {min(quotas):g} CPUs" if quotas else ""
             yield Finding(
                 ONE_CPU if enough else CPU_LIMIT_LOW,
@@ -250,6 +252,15 @@ class Cpus(Check):
                 severity=Severity.WARN if nccl or held else Severity.INFO,
                 confidence=Confidence.LIKELY,
             )
+
+
+def _forked_with(rank: Rank) -> int:
+    """Ranks that our own launcher forks from this one, itself included, on the same CPUs: a host
+    that could not sign in has not started them.
+    """
+    launch = rank.launch
+    ours = launch is not None and launch.launcher == "nccl-doctor"
+    return (launch.local_world_size or 1) if launch is not None and ours else 1
 
 
 def _held_low(rank: Rank, low: Sequence[Mapping[str, Any]]) -> Finding:

@@ -42,6 +42,8 @@ ANSWER_MAX = 4 << 20
 """Largest answer of one participant in one round, in bytes of JSON."""
 GOODBYE_S = 3.0
 """Time that the store stays up for participants that have not yet read the verdict."""
+_SLACK_S = 3.0
+"""Time between a round and a second look, on hosts that are busy."""
 NO_TIME = "no time was left; give a longer --timeout"
 
 
@@ -339,7 +341,7 @@ def longest_round(left_s: float) -> float:
     earlier.
     """
     most = left_s - SETTLE_S
-    together_s = LOOK_S + SETTLE_S + 1.0 if most > 4 * LOOK_S else LOOK_S
+    together_s = LOOK_S + SETTLE_S + _SLACK_S if most > 4 * LOOK_S else LOOK_S
     return max(most - together_s, min(most, LOOK_S))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,19 @@ def test_all_ranks_on_one_core_by_a_binding(backend: str) -> None:
     assert found.level is Severity.WARN
     assert found.message == "4 ranks on CPU 3 of 64"
     assert "NCCL_IGNORE_CPU_AFFINITY=1" in found.kind.fix
+
+
+def test_ranks_that_were_not_started_yet_will_share_the_core() -> None:
+    """A host that cannot sign in examines itself with its first rank alone."""
+    made = make_cluster(["nd0"], 1, check="cpus", by_rank={0: cpus("0", 1)}, backend="gloo")
+    assert judge(CHECK, made) == []
+    launch = Launch(launcher="nccl-doctor", rank=0, local_rank=0, local_world_size=2)
+    made = replace(made, ranks=tuple(replace(rank, launch=launch) for rank in made.ranks))
+    found = only(CHECK, made, "cpu-limit-low", hosts=["nd0"], ranks=[0])
+    assert (found.message, found.level) == ("2 ranks on CPU 0 of 64", Severity.WARN)
+    others = replace(launch, launcher="torchrun")
+    made = replace(made, ranks=tuple(replace(rank, launch=others) for rank in made.ranks))
+    assert judge(CHECK, made) == []
 
 
 def test_one_core_each_is_too_few_for_nccl_s_threads() -> None:
