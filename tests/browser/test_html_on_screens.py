@@ -12,6 +12,7 @@ import pytest
 from nccl_doctor.api import Finding, Where
 from nccl_doctor.registry import installed
 from nccl_doctor.report.formats.html import render
+from nccl_doctor.report.page.commands import fix_of
 from tests.browser.chromium import Chromium, Tab
 from tests.support.clusters import make_cluster
 from tests.support.pages import PORT, broken, healthy, hostile, report_of
@@ -120,11 +121,11 @@ def tab(chromium: Chromium) -> Tab:
 
 
 def test_what_is_copied_is_what_is_typed(tab: Tab, tmp_path: Path) -> None:
-    fix = "# on nd1\nip link set lo up\nip addr\n# on every host\nexport A='=eth0'"
-    link = Finding(PORT, "no answer", Where(links=(("nd0", "nd1"),)), fix=fix)
+    steps = "# on nd1\nip link set lo up\nip addr\n# on every host\nexport A='=eth0'"
+    link = Finding(PORT, "no answer", Where(links=(("nd0", "nd1"),)), fix="words")
+    whole = render(report_of(make_cluster(("nd0", "nd1")), link), installed)
     page = tmp_path / "page.html"
-    report = report_of(make_cluster(("nd0", "nd1")), link)
-    page.write_text(render(report, installed), "utf-8")
+    page.write_text(whole.replace(fix_of("words"), fix_of(steps)), "utf-8")
     tab.open(page)
     for hosts, commands in (("on nd1", "ip link set lo up\nip addr"), ("on every host", "export")):
         assert tab.run(PRESS.replace("HOSTS", hosts)).startswith(commands)
