@@ -135,17 +135,20 @@ class Map:
         return bool(hosts) and hosts <= self._alone
 
     def meets(self, one: Place, other: Place) -> bool:
-        """True if the two have anything in common. No place at all is everywhere."""
+        """True if the two have anything in common. No place at all is everywhere. The eth0 of one
+        host is not that of another.
+        """
         if not one or not other:
             return True
         mine, theirs = one.whole | one.ends, other.whole | other.ends
-        return bool(
-            mine & theirs
-            or one.ranks & other.ranks
-            or one.things & other.things
-            or mine & self._under(other)
-            or theirs & self._under(one)
-        )
+        if (mine or one.ranks) and (theirs or other.ranks):
+            return bool(
+                mine & theirs
+                or one.ranks & other.ranks
+                or mine & self._under(other)
+                or theirs & self._under(one)
+            )
+        return bool(one.things & other.things)
 
     def hosts(self, places: Iterable[Place]) -> tuple[str, ...]:
         """Names of every host that the places touch, sorted."""

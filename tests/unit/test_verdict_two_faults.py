@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -16,6 +17,8 @@ from nccl_doctor.checks.firewall import (
     Firewall,
 )
 from nccl_doctor.checks.interfaces import INTERFACE_MISSING, Interfaces
+from nccl_doctor.checks.interfaces.comparison import MTU_DIFFERS
+from nccl_doctor.checks.links import HOST_SLOW
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import Report
@@ -134,6 +137,18 @@ def test_a_link_explains_no_frozen_process_of_another_host_that_looks_the_same()
         (PEER_BLOCKED.code, (), (("nd0", "nd1"), ("nd1", "nd0"))),
         (FROZEN.code, ("nd3",), ()),
     }
+
+
+def test_the_interface_of_one_host_is_not_that_of_another() -> None:
+    """Both are called eth0: a wrong MTU on nd0 makes no switch port of nd3 slow."""
+    mtu = Finding(MTU_DIFFERS, "", replace(at("nd0"), interfaces=("eth0",)))
+    slow = Finding(HOST_SLOW, "", replace(at("nd3"), interfaces=("eth0",)))
+    assert roots(report_of(mtu, slow)) == {
+        (MTU_DIFFERS.code, ("nd0",), ()),
+        (HOST_SLOW.code, ("nd3",), ()),
+    }
+    same = Finding(HOST_SLOW, "", replace(at("nd0"), interfaces=("eth0",)))
+    assert roots(report_of(mtu, same)) == {(MTU_DIFFERS.code, ("nd0",), ())}
 
 
 def test_faults_of_all_ranks_of_a_host_are_a_fault_of_the_host() -> None:
