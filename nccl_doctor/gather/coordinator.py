@@ -26,6 +26,7 @@ from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.second_look import LOOK_S, checks_that_look_again, look_alone, look_together
 from nccl_doctor.gather.start_time import StartTime
+from nccl_doctor.gather.stopped import stopped
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import AFTER_LOSS, BEFORE, Cluster, Outcome, OutcomeStatus
@@ -85,6 +86,11 @@ class Coordinator:
         run = self._run
         roll = Join(run, self._box, self._evidence, self._deaths, self._doubts)
         roll.call()
+        if roll.cut_short:
+            report = make_report(
+                run, self._evidence, complete=False, extra=[stopped(run, self._evidence)]
+            )
+            return ParticipantResult(report.exit_code, report, finish=self._send_home)
         views_until = time.monotonic() + VIEWS_S
         run.joined = True
         self._starts.signed_in(self._cluster())

@@ -12,7 +12,7 @@ from nccl_doctor.gather.sign_in import SignIn
 from nccl_doctor.launch.expected_hosts import names_of_nodes
 from nccl_doctor.launch.host_launch import placed
 from nccl_doctor.model.cluster import Cluster, Facts, Host, Outcome, OutcomeStatus, Rank
-from nccl_doctor.model.findings import Finding, Scope, Where
+from nccl_doctor.model.findings import Finding, Scope, Where, numbered
 from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import Layout
 from nccl_doctor.model.options import Options
@@ -172,6 +172,29 @@ class EvidenceLog:
     def missing(self) -> list[int]:
         """Expected ranks that have not."""
         return sorted(set(range(self._launch.world_size or 0)) - self.ranks_here())
+
+    def not_here(self) -> str:
+        """Words for those who have not signed in: `node 1`, `ranks 2–3`; empty if all have."""
+        launches = self.launches().values()
+        here = {launch.node_rank for launch in launches}
+        if self._launch.launcher == OWN and self._layout is None:
+            nnodes = self._launch.nnodes or 1
+            nodes = sorted(set(range(nnodes)) - here)
+            if None in here:  # a host without a number may be any of them
+                return f"{nnodes - len(launches)} of {nnodes} hosts"
+            return numbered("node", nodes) if nodes else ""
+        away: set[int] = set()
+        single = []
+        for rank in self.missing():
+            node, _ = self._home_of(rank)
+            if node is None or node in here:
+                single.append(rank)
+            else:
+                away.add(node)
+        words = [numbered("node", sorted(away))] if away else []
+        if single and not (away and self._launch.launcher == OWN):  # its hosts start theirs later
+            words.append(numbered("rank", single))
+        return ", ".join(words)
 
     def cluster(self, options: Options, backend: str, *, complete: bool = True) -> Cluster:
         """Everything so far, as `judge` sees it.

@@ -59,7 +59,7 @@ def examine_alone(run: Run) -> Facts:
 
     begun = time.monotonic()
     jobs = [probe.job_of(check, context, begun + limit(check), grace_s=GRACE_S) for check in checks]
-    run.progress.say(f"examining this host: {', '.join(check.name for check in checks)}")
+    run.progress.say(f"examining this host ({len(checks)} checks)")
     for job in jobs:
         job.heard = run.progress.hear
     outcomes = probe.run(jobs, run.progress.tick, wait_for_stopped=False)

@@ -25,7 +25,6 @@ from nccl_doctor.gather.orders import HostPlaces, Roster
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.second_look import WITNESSES
 from nccl_doctor.gather.sign_in import SIGN_IN_MAX, Claimant, SignIn
-from nccl_doctor.model.findings import number_range
 from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import (
     Claim,
@@ -64,6 +63,8 @@ class Join:
         self._open = True
         """Whether no place has been given for good yet."""
         self._refused = (0, 0.0)
+        self.cut_short = False
+        """Whether the time of the run ended it: who is missing then was not waited for."""
         self._size = grown((run.launch.nnodes or 1, 1), run.launch)
 
     def call(self) -> None:
@@ -77,10 +78,11 @@ class Join:
         patience = run.options.join_timeout_s
         if run.launch.launcher == OWN:  # counted from the start of this host, as on all others
             patience = max(patience - (self._opened - run.config.started), LEAST_S)
-        until = self._opened + min(patience, run.left())
+        until = self._until(patience)
         if run.launch.launcher == OWN:
             layout = self._call_hosts(until)
-            until = time.monotonic() + min(RANKS_S, run.left())
+            patience = RANKS_S
+            until = self._until(patience)
             awaited = layout.ranks_here
             heads = sum(place.nproc for place in layout.seats.values())
         else:
@@ -90,7 +92,7 @@ class Join:
         def missing() -> set[int]:
             return awaited - self._evidence.ranks_here()
 
-        self._wait(
+        came = self._wait(
             until,
             # Heads are counted too: of hosts that claim one node rank, all ranks are to sign in.
             # Of those that were killed as they started, nobody signs in.
@@ -104,8 +106,8 @@ class Join:
                 )
                 or self._refused_for(lambda: self._evidence.refusals.stand_for(missing()))
             ),
-            lambda: f"ranks {number_range(sorted(missing()))}",
         )
+        self.cut_short = self.cut_short or (not came and not run.left())
         self._open = False
         # Not by this host alone: if it has lost its GPUs, the job will still want them.
         run.backend = backend_of_all(self._evidence.backends(), run.backend)
@@ -146,11 +148,8 @@ class Join:
                 settled.append(time.monotonic())
             return bool(settled) and time.monotonic() > settled[0] + DISAGREE_S
 
-        def missing() -> str:
-            here = {claim.node_rank for claim in self._claims()}
-            return f"nodes {number_range(sorted(set(range(nnodes)) - here))}"
-
-        self._wait(until, complete, missing)
+        came = self._wait(until, complete)
+        self.cut_short = not came and not run.left()
         self._open = False
         claims, elastic = self._claims(), 0
         if run.options.job.elastic is not None:
@@ -168,7 +167,8 @@ class Join:
             hosts=self._evidence.some_hosts(WITNESSES),
         )
         self._box.put("layout", places.to_json())
-        take_place(self._run, layout.seats[self._run.seat], self._box)
+        if not self.cut_short:  # else the other ranks of this host would be started to end at once
+            take_place(self._run, layout.seats[self._run.seat], self._box)
         return layout
 
     def _claims(self) -> Sequence[Claim]:
@@ -180,17 +180,22 @@ class Join:
         ]
         return sorted(claims, key=lambda claim: (claim.seat != self._run.seat, claim.seat))
 
-    def _wait(self, until: float, complete: Callable[[], bool], missing: Callable[[], str]) -> None:
+    def _until(self, patience_s: float) -> float:
+        """The `time.monotonic()` second at which such a wait ends: not after the run itself."""
+        return time.monotonic() + min(patience_s, self._run.left())
+
+    def _wait(self, until: float, complete: Callable[[], bool]) -> bool:
+        """Take sign-ins until all have come, or the time is over; returns whether they came."""
         began, pause = time.monotonic(), FIRST_PAUSE_S
         while True:
             self._admit()
             self._deaths.look()
             self._doubts.answer()
             if time.monotonic() >= until:
-                return
+                return complete()
             if complete() and not self._doubts.awaits(self._tokens().values()):
-                return
-            self._run.progress.say(f"waiting for {missing()} to sign in")
+                return True
+            self._run.progress.say(f"waiting for {self._evidence.not_here()}")
             time.sleep(min(pause, max(0.0, until - time.monotonic())))
             pause = next_pause(pause, time.monotonic() - began)
 

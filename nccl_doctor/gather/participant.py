@@ -33,6 +33,7 @@ from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.second_look import look_alone
 from nccl_doctor.gather.sign_in import SignIn, introduce
+from nccl_doctor.gather.stopped import stopped
 from nccl_doctor.gather.watchdog import LAST_WORDS_S, Watchdog
 from nccl_doctor.judge.checks import in_words, judge_all
 from nccl_doctor.model import kinds
@@ -320,23 +321,24 @@ class Participant:
     def _last_words(self, reason: str) -> int:
         """Write a report of the facts so far: the watchdog ends this process."""
         errands.release()
-        code = self._write(self._as_far_as_known(f"{reason} while {self._run.progress.doing}"))
-        if self._watchdog.interrupted and self._box is not None and self._run.launch.rank != 0:
-            departures.tell(self._box, self._run.seat, reason.removeprefix("received "))
+        by = reason.removeprefix("received ") if self._watchdog.interrupted else ""
+        why = stopped(self._run, self._evidence, by)
+        code = self._write(self._as_far_as_known(why.message, why.fix))
+        if by and self._box is not None and self._run.launch.rank != 0:
+            departures.tell(self._box, self._run.seat, by)
         return code
 
     def _as_far_as_known(self, words: str, fix: str = "") -> ParticipantResult:
         """Report of the facts so far; as rank 0, of all that have signed in."""
-        coordinates = bool(self._run.nonce) and self._run.launch.rank == 0 and not self._is_second
-        if self._watchdog.interrupted:  # a rank that has not signed in yet is not absent
-            coordinates = coordinates and self._run.joined
+        # Before the end of the sign-in, a rank that is not here is not absent.
+        coordinates = self._run.joined and not self._is_second
         if coordinates and len(self._evidence.missing()) > MOST_MISSING:
             coordinates = False
             words += (
                 "; the ranks that did not sign in are too many to list in the time that is left"
             )
-        stopped = Finding(kinds.RUN_INTERRUPTED, words, fix=fix)
-        report = make_report(self._run, self._evidence, complete=coordinates, extra=[stopped])
+        cause = Finding(kinds.RUN_INTERRUPTED, words, fix=fix)
+        report = make_report(self._run, self._evidence, complete=coordinates, extra=[cause])
         return ParticipantResult(max(report.exit_code, 1), report, aside=self._is_aside())
 
 

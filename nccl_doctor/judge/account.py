@@ -10,7 +10,7 @@ from nccl_doctor.judge.checks import in_words, view_for
 from nccl_doctor.judge.place import host_where, is_of_a_group, rank_where
 from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import ALONE, Cluster, Outcome, OutcomeStatus, Rank
-from nccl_doctor.model.findings import Scope, Where, number_range
+from nccl_doctor.model.findings import Scope, Where, numbered
 
 _WORDS = {
     OutcomeStatus.RAISED: "raised",
@@ -179,7 +179,7 @@ class Account:
         if not self.by_host:
             numbers = [self.numbers[unit] for unit in units if unit in self.numbers]
             others = [self.labels.get(unit, "") for unit in units if unit not in self.numbers]
-            ranks = [f"rank{'s' if len(set(numbers)) > 1 else ''} {number_range(numbers)}"]
+            ranks = [numbered("rank", numbers)]
             return ", ".join((ranks if numbers else []) + others)
         names = [self.labels.get(unit, str(unit)) for unit in units]
         return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from nccl_doctor.judge.place import Map
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.model.findings import CheckResult, Finding, Layer, Status, number_range
-from nccl_doctor.model.kinds import ENGINE_CODES
+from nccl_doctor.model.findings import CheckResult, Finding, Layer, Status, Where, number_range
+from nccl_doctor.model.kinds import ENGINE_CODES, RUN_INTERRUPTED
 
 _MOST = 3
 """Most titles or reasons in the sentence."""
@@ -60,6 +60,13 @@ def summary(
         # The partial report of one host does not know how many hosts there are.
         place = f" on {len(hosts)} of {_count(total, 'host')}" if hosts and cluster.complete else ""
         return f"{_count(len(roots), 'problem')}{place}: {titles}"
+    stopped = [
+        finding.message
+        for finding in roots
+        if finding.code == RUN_INTERRUPTED.code and finding.where == Where()
+    ]
+    if stopped and not cluster.complete:  # what is missing otherwise follows from that
+        return f"The examination could not be completed: {_few(stopped)}"
     reasons = [finding.kind.title for finding in roots if finding.code in ENGINE_CODES]
     if not (cluster.complete or alone):
         reasons.append(_not_heard(cluster))

@@ -324,3 +324,8 @@ def number_range(numbers: Sequence[int]) -> str:
             parts.append(str(first) if first == number else f"{first}–{number}")
             start = i + 1
     return ", ".join(parts)
+
+
+def numbered(thing: str, numbers: Sequence[int]) -> str:
+    """Things with their numbers: `node 1`, `ranks 2–5`."""
+    return f"{thing}{'s' if len(set(numbers)) > 1 else ''} {number_range(numbers)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from nccl_doctor.model.findings import Finding, Where, number_range
+from nccl_doctor.model.findings import Finding, Where, numbered
 from nccl_doctor.model.report import Report
 
 _MOST_NAMES = 8
@@ -38,17 +38,17 @@ class Places:
             by_hosts[here].append(number)
         named = {name for hosts in by_hosts for name in hosts}
         if len(named) > MOST_PLACES:
-            parts.append(f"{_ranks(where.ranks)} on {len(named)} hosts")
+            parts.append(f"{numbered('rank', where.ranks)} on {len(named)} hosts")
         else:
             for hosts, numbers in by_hosts.items():
                 on_hosts = f" on {', '.join(hosts)}" if hosts else ""
-                parts.append(_ranks(numbers) + on_hosts)
+                parts.append(numbered("rank", numbers) + on_hosts)
         parts += some(sorted(left - named))
         parts += some(_links(where.links))
         known = {node for name in where.hosts for node in self._nodes.get(name, ())}
         nodes = [node for node in where.nodes if node not in known]
         if nodes:
-            parts.append(f"node{'s' if len(nodes) > 1 else ''} {number_range(nodes)}")
+            parts.append(numbered("node", nodes))
         parts += some(where.devices)
         text = ", ".join(parts)
         if where.interfaces:
@@ -65,10 +65,6 @@ def _links(links: Sequence[tuple[str, str]]) -> list[str]:
         for start, end in links
         if (start, end) not in both or start < end
     ]
-
-
-def _ranks(numbers: Sequence[int]) -> str:
-    return f"rank{'s' if len(set(numbers)) > 1 else ''} {number_range(numbers)}"
 
 
 def checks_in_words(names: Sequence[str]) -> str:

@@ -276,8 +276,9 @@ def counts(report: Report) -> str:
         Status.SKIPPED: "skipped",
     }
     numbers = [f"{statuses[status]} {word}" for status, word in names.items() if statuses[status]]
-    hosts = _reported(report.cluster.hosts, "hosts")
-    ranks = _reported(report.cluster.ranks, "ranks")
+    wanted = (0, 0) if report.run.alone else (report.cluster.nnodes, report.cluster.world_size)
+    hosts = _reported(report.cluster.hosts, "hosts", wanted[0])
+    ranks = _reported(report.cluster.ranks, "ranks", wanted[1])
     took = report.run.duration_s
     parts = [f"checks: {', '.join(numbers) or 'none'}", hosts, ranks]
     if took is not None:
@@ -292,8 +293,9 @@ def _baseline(page: _Page, report: Report) -> None:
         page.line(text, first="baseline: ", rest="  ")
 
 
-def _reported(items: Sequence[Host | Rank], thing: str) -> str:
-    here = sum(item.reported for item in items)
-    if here == len(items):
+def _reported(items: Sequence[Host | Rank], thing: str, wanted: int) -> str:
+    """Number of those that reported, of those that the user asked for."""
+    here, total = sum(item.reported for item in items), max(len(items), wanted)
+    if here == total:
         return f"{here} {thing if here != 1 else thing[:-1]}"
-    return f"{here} of {len(items)} {thing}"
+    return f"{here} of {total} {thing}"

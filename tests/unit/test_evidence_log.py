@@ -54,6 +54,24 @@ def called(*came: tuple[int, int], waited_s: float | None = None) -> EvidenceLog
     return log
 
 
+def test_who_is_not_here_in_words() -> None:
+    flags = Flags(nnodes=3, node_rank=0, master_addr="nd0")
+    log = EvidenceLog(host_launch(flags, 2), {}, {})
+    log.sign_in(0, sign_in(0, 2), 0.0)
+    assert log.not_here() == "nodes 1–2"
+    log.sign_in(1, sign_in(2, 2, node_rank=None), 0.0)
+    assert log.not_here() == "1 of 3 hosts"
+    # Ranks that a host forks once it has its place are not awaited before the hosts are.
+    assert called((0, 2), (2, 2)).not_here() == "node 1"
+    assert called((0, 2), (1, 2), (2, 2)).not_here() == "ranks 1, 3, 5"
+    launch = Launch("torchrun", 0, 6, local_world_size=2, nnodes=3, node_rank=0)
+    log = EvidenceLog(launch, {}, {})
+    log.sign_in(0, replace(sign_in(0, 2), launch=launch), 0.0)
+    assert log.not_here() == "nodes 1–2, rank 1"
+    log = EvidenceLog(replace(launch, local_world_size=None), {}, {})
+    assert log.not_here() == "ranks 0–5"
+
+
 def test_a_rank_that_its_agent_restarted_makes_no_second_claim() -> None:
     def of(rank: int, restarts: int, host: str = "nd0", *, agent_store: bool = True) -> SignIn:
         launch = Launch(

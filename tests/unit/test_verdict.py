@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus, Where
+from nccl_doctor.checks.ranks import Ranks
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model import kinds as engine
@@ -180,6 +181,23 @@ def test_an_examination_that_was_not_completed_is_unknown(kind_, strict):
     assert (report.verdict, report.exit_code) == ("unknown", 3)
     assert [f.code for f in report.root_causes] == [kind_.code]
     assert kind_.title in report.summary
+
+
+def test_a_run_that_was_stopped_blames_nobody_and_says_what_is_certain():
+    words = "stopped after 5.7 s by SIGINT; node 1 had not signed in yet"
+    problems = [Finding(engine.RUN_INTERRUPTED, words)]
+    cluster = replace(make_cluster(("nd0",), check="shm", by_host={"nd0": OK}, complete=False))
+    cluster = replace(cluster, nnodes=2, world_size=4)
+    checks = [made_check("shm"), Ranks()]
+    report = through_json(conclude(cluster, checks, run=RUN, problems=problems))
+    assert (report.verdict, report.exit_code) == ("unknown", 3)
+    assert report.summary == f"The examination could not be completed: {words}"
+    assert [(f.code, f.where) for f in report.findings] == [("run-interrupted", Where())]
+    checks[0] = made_check("shm", finds=[Finding(HOST, "m", at("nd0"))])
+    report = through_json(conclude(cluster, checks, run=RUN, problems=problems))
+    assert (report.verdict, report.exit_code) == ("fail", 1)
+    assert [(f.code, f.where.hosts) for f in report.root_causes] == [(HOST.code, ("nd0",))]
+    assert words in [f.message for f in report.findings]
 
 
 def test_a_host_on_its_own_never_passes():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from nccl_doctor.model.cluster import Facts, Outcome
-from nccl_doctor.model.findings import number_range
+from nccl_doctor.model.findings import numbered
 from nccl_doctor.model.report import Report
 
 T = TypeVar("T")
@@ -113,7 +113,7 @@ def who(places: list[Seen]) -> str:
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
     """`rank 3`, `ranks 0–2, 5`."""
-    return f"rank{'s' if len(set(ranks)) > 1 else ''} {number_range(ranks)}"
+    return numbered("rank", ranks)
 
 
 def number(value: Any) -> float:
