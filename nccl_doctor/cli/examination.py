@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -295,7 +295,7 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     if fleet:
         code = _run_on_hosts(fleet, options, past, started)
     else:
-        code = _run_here(ctx, options, flags, past, key=key, started=started)
+        code = _run_here(ctx, options, flags, past, key=key, started=started, command=command)
     sys.stdout.flush()
     sys.stderr.flush()
     guardian.done(code, command)
@@ -312,6 +312,7 @@ def _run_here(
     *,
     key: Key | None,
     started: float,
+    command: Sequence[str],
 ) -> int:
     """Exit code after examining the cluster, as one of its ranks or hosts."""
     from nccl_doctor.gather.run import run as examine
@@ -320,12 +321,17 @@ def _run_here(
     from nccl_doctor.registry import installed
     from nccl_doctor.report.output import leave, leave_unable, relay
     from nccl_doctor.report.redaction.cover import FolderRedaction
+    from nccl_doctor.toolkit.masking import command_line
     from nccl_doctor.toolkit.more_time import MoreTime
+    from nccl_doctor.toolkit.terminal import complain
 
     def write(result: ParticipantResult, launch: Launch) -> int:
         if ctx.params["relay"]:
             return relay(result, launch)
-        return leave(result, launch, options, installed)
+        code = leave(result, launch, options, installed)
+        if code and command and launch.local_rank in (0, None):
+            complain(f"not started: {command_line(command)}")
+        return code
 
     try:
         return examine(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from nccl_doctor.gather import store_server
+from nccl_doctor.gather.board import Phase
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.envelope import OPEN, BadMessage, Seal
 from nccl_doctor.gather.opening import MEETING
@@ -70,7 +71,8 @@ def connect(run: Run, token: str, road: Finding | None) -> tuple[ControlStore, b
     patience = min(max(patience, SHORT_ROAD_S), run.left())
     store_server.bound_resolver()
     master, port = str(run.launch.master_addr), run.launch.master_port or 0
-    run.progress.say(f"signing in at {master}:{port}")
+    doing = f"signing in at {master}:{port}"
+    run.progress.say(doing, Phase.SIGN_IN, time.monotonic() + patience)
     if not serves:
         with run.joining.phase("look_up_s"):
             found = look_up(master, SHORT_ROAD_S).answers

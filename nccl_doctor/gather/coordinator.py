@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 
+from nccl_doctor.gather.board import Phase, phase_of
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
 from nccl_doctor.gather.deaths import Deaths
 from nccl_doctor.gather.departures import departures
@@ -23,6 +24,7 @@ from nccl_doctor.gather.join import Join
 from nccl_doctor.gather.make_report import make_report
 from nccl_doctor.gather.orders import Finish, Order
 from nccl_doctor.gather.partial_reports import PartialReports
+from nccl_doctor.gather.rows import rows_of_round
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.second_look import LOOK_S, checks_that_look_again, look_alone, look_together
 from nccl_doctor.gather.start_time import StartTime
@@ -34,7 +36,8 @@ from nccl_doctor.model.cluster_json import outcome_from_json
 from nccl_doctor.model.findings import Finding, Round, Severity, Turn, Where
 from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.kinds import RUN_INTERRUPTED
-from nccl_doctor.model.report import ParticipantResult
+from nccl_doctor.model.report import ParticipantResult, Report
+from nccl_doctor.toolkit.host import host_name
 
 VIEWS_S, LEAST_VIEWS_S = 2.5, 1.0
 """Time after the sign-in in which partial reports of absent hosts come, which give up when it ends;
@@ -90,7 +93,7 @@ class Coordinator:
             report = make_report(
                 run, self._evidence, complete=False, extra=[stopped(run, self._evidence)]
             )
-            return ParticipantResult(report.exit_code, report, finish=self._send_home)
+            return self._result(report)
         views_until = time.monotonic() + VIEWS_S
         run.joined = True
         self._starts.signed_in(self._cluster())
@@ -108,7 +111,8 @@ class Coordinator:
         self._look_again()
         absent = {host.node_rank for host in self._cluster().hosts if not host.reported}
         nodes = sorted(node for node in absent if node is not None)
-        run.progress.say("judging")
+        run.progress.people(tuple)
+        run.progress.say("judging", Phase.VERDICT)
         report = make_report(
             run,
             self._evidence,
@@ -116,7 +120,7 @@ class Coordinator:
             views=self._views.of(nodes, max(LEAST_VIEWS_S, views_until - time.monotonic())),
             extra=list(self._departed()),
         )
-        return ParticipantResult(report.exit_code, report, finish=self._send_home)
+        return self._result(report)
 
     # -- rounds ---------------------------------------------------------------------------------
 
@@ -178,11 +182,10 @@ class Coordinator:
             look = partial(self._look_out, groups)
             own = hold(run, box, check, round_, number=self._number, tick=look)
         others = {f"evidence/{self._number}/{seat}": seat for seat in members if seat != run.seat}
-        run.progress.say(
-            f"{check.name}: {round_.name}, waiting for {len(others)} others, at most "
-            f"{deadline_s:.0f} s"
-        )
-        patience = max(0.0, started + wait_s - time.monotonic())
+        until = started + wait_s
+        doing = f"{check.name}: {round_.name}, waiting for the others"
+        run.progress.say(doing, phase_of(check.layer), until)
+        patience = max(0.0, until - time.monotonic())
         there = self._awaited(others, patience, groups)
         self._starts.note(check, replace(round_, deadline_s=wanted_s), time.monotonic() - started)
         if own is not None:
@@ -233,6 +236,12 @@ class Coordinator:
         look = partial(self._look_out, groups)
         until = time.monotonic() + patience_s
         there: set[str] = set()
+        named = not self._run.options.redact
+        self._run.progress.people(
+            lambda: rows_of_round(
+                self._evidence, {seat: key in there for key, seat in others.items()}, named=named
+            )
+        )
         while True:
             left = {
                 key
@@ -321,10 +330,17 @@ class Coordinator:
                     Where(ranks=() if rank is None else (rank,)),
                 )
 
-    def _send_home(self, code: int) -> None:
-        """Tell everybody the exit code, and keep the store up until they have read it."""
+    def _result(self, report: Report) -> ParticipantResult:
+        def finish(code: int) -> None:
+            name = "" if self._run.options.redact else host_name()
+            self._send_home(Finish(code, report.verdict, len(report.root_causes), name))
+
+        return ParticipantResult(report.exit_code, report, finish=finish)
+
+    def _send_home(self, end: Finish) -> None:
+        """Tell everybody the end, and keep the store up until they have read it."""
         box = self._box
-        box.put(f"order/{self._number}", Finish(code).to_json())
+        box.put(f"order/{self._number}", end.to_json())
         # Who was refused, or came too late, reads that in the roster.
         everybody = {*self._evidence.seats, *self._evidence.refusals.seats}
         away = (self._silent - self._late) | {self._run.seat}

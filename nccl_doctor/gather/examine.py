@@ -6,9 +6,10 @@ Every `observe` runs in a probe child; what comes back is an outcome, however th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
+from nccl_doctor.gather.board import Phase, phase_of
 from nccl_doctor.gather.control_store import ControlStore, RoundPeers
 from nccl_doctor.gather.opening import prefix_of
 from nccl_doctor.gather.run_state import Run
@@ -59,10 +60,18 @@ def examine_alone(run: Run) -> Facts:
 
     begun = time.monotonic()
     jobs = [probe.job_of(check, context, begun + limit(check), grace_s=GRACE_S) for check in checks]
-    run.progress.say(f"examining this host ({len(checks)} checks)")
+    run.progress.say(f"examining this host ({len(checks)} checks)", Phase.THIS_HOST)
+    seeking = {check.name for check in checks if check.seeks_master}
+    address = f"{run.launch.master_addr}:{run.launch.master_port}"
+
+    def left(names: Collection[str]) -> None:
+        if seeking.issuperset(names):
+            doing = f"waiting for rank 0 to answer at {address}"
+            run.progress.say(doing, Phase.THIS_HOST, begun + patience)
+
     for job in jobs:
         job.heard = run.progress.hear
-    outcomes = probe.run(jobs, run.progress.tick, wait_for_stopped=False)
+    outcomes = probe.run(jobs, run.progress.tick, wait_for_stopped=False, left=left)
     return {check.name: {ALONE: end} for check, end in zip(checks, outcomes, strict=True)}
 
 
@@ -109,10 +118,9 @@ def hold(
         shelf=run.shelf(check.name) if check.keeps_sockets else None,
     )
     limit_s = min(round_.deadline_s, run.left())
-    run.progress.say(
-        f"{check.name}: {round_.name} ({len(group)} together), at most {limit_s:.0f} s"
-    )
     deadline = time.monotonic() + limit_s
+    doing = f"{check.name}: {round_.name} ({len(group)} together)"
+    run.progress.say(doing, phase_of(check.layer), deadline)
     job = probe.job_of(check, context, deadline)
     stopped = False
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from nccl_doctor.gather.board import Phase
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.evidence import EvidenceLog
@@ -54,8 +55,8 @@ class Follower:
         """Leave this run as soon as `again` is true: rank 0 has opened another one."""
         self._again = now_and_then(again)
 
-    def follow(self) -> int:
-        """Take part in the run, to its end; returns the exit code of all.
+    def follow(self) -> Finish:
+        """Take part in the run, to its end, which rank 0 tells; returns it.
 
         Raises:
             Lost: rank 0 does not answer, does not want this one, or cannot be understood.
@@ -68,7 +69,7 @@ class Follower:
             order = self._order(number, patience)
             if isinstance(order, Finish):
                 leave(self._run, self._box)
-                return order.code
+                return order
             self._run.put_off(order.more_s)
             if any(self._run.seat in group for group in order.round.groups):
                 outcome = self._take_part_in(order.check, order.round, number)
@@ -79,12 +80,12 @@ class Follower:
     def _begin(self) -> float:
         """Wait until the sign-in is over; returns how long to wait for the first order."""
         run, box = self._run, self._box
-        run.progress.say("signed in; waiting for the coordinator")
         patience = run.options.join_timeout_s + 3 * SETTLE_S
         speaks_for_host = run.launch.launcher == OWN and run.launch.local_rank == 0
         for key in ("layout", "roster") if speaks_for_host else ("roster",):
             patience = min(patience, run.left())
             until = time.monotonic() + patience
+            run.progress.say("signed in; waiting for the others", Phase.SIGN_IN, until)
             try:
                 data = self._get(key, patience)
                 told = HostPlaces.from_json(data) if key == "layout" else Roster.from_json(data)
@@ -145,6 +146,8 @@ class Follower:
         run = self._run
         waits = min(patience, run.left_to_follow())
         until = time.monotonic() + waits
+        if number:
+            run.progress.say("waiting for the next round of rank 0", until=until)
         while True:
             left = max(0.0, until - time.monotonic())
             try:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from nccl_doctor import __version__
+from nccl_doctor.gather.board import Phase
 from nccl_doctor.gather.control_store import (
     FIRST_PAUSE_S,
     OPERATION_S,
@@ -22,6 +23,7 @@ from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, take_place
 from nccl_doctor.gather.orders import HostPlaces, Roster
+from nccl_doctor.gather.rows import rows_of_sign_in
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.second_look import WITNESSES
 from nccl_doctor.gather.sign_in import SIGN_IN_MAX, Claimant, SignIn
@@ -74,6 +76,7 @@ class Join:
             StoreLost: the store broke off.
         """
         run = self._run
+        run.progress.people(lambda: rows_of_sign_in(self._evidence, named=not run.options.redact))
         self._opened = time.monotonic()
         patience = run.options.join_timeout_s
         if run.launch.launcher == OWN:  # counted from the start of this host, as on all others
@@ -195,7 +198,8 @@ class Join:
                 return complete()
             if complete() and not self._doubts.awaits(self._tokens().values()):
                 return True
-            self._run.progress.say(f"waiting for {self._evidence.not_here()}")
+            doing = f"waiting for {self._evidence.not_here()}"
+            self._run.progress.say(doing, Phase.SIGN_IN, until)
             time.sleep(min(pause, max(0.0, until - time.monotonic())))
             pause = next_pause(pause, time.monotonic() - began)
 

@@ -13,8 +13,10 @@ from nccl_doctor.model.findings import Round
 from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.layout import HostPlace
 from nccl_doctor.model.limits import MAX_RANKS, MOST_MORE_S
+from nccl_doctor.model.report import VERDICTS
 
 _TEXT_MAX = 1024
+_CAUSES_MAX = 1_000_000
 _BACKENDS = ("nccl", "gloo")
 
 
@@ -123,20 +125,41 @@ class Order:
 
 @dataclass(frozen=True)
 class Finish:
-    """The end of the run, with the exit code of all."""
+    """The end of the run, with the exit code of all; the verdict, the number of root causes, and
+    the host that has the report, as far as they are told.
+    """
 
     code: int
+    verdict: str = ""
+    causes: int = 0
+    host: str = ""
+
+    @property
+    def words(self) -> str:
+        """The last line of a host without the report: `FAIL, see node 0 (ux0): 1 problem`."""
+        if not self.verdict:
+            return ""
+        host = f" ({self.host})" if self.host else ""
+        thing = {"fail": "problem", "warn": "warning"}.get(self.verdict)
+        many = f": {self.causes} {thing}{'s' if self.causes != 1 else ''}" if thing else ""
+        return f"{self.verdict.upper()}, see node 0{host}{many}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {"finish": self.code}
+        told = {"verdict": self.verdict, "causes": self.causes, "host": self.host}
+        return {"finish": self.code, **{name: value for name, value in told.items() if value}}
 
 
 def order_from_json(data: Any) -> Order | Finish:
     """Inverse of `to_json` of both."""
     node = Node("rank 0: order", data)
     if "finish" in node.data:
-        return Finish(_told(node, "finish", 3))
+        return Finish(
+            _told(node, "finish", 3),
+            node.one_of("verdict", VERDICTS) if "verdict" in node.data else "",
+            node.number("causes", 0, _CAUSES_MAX) or 0,
+            node.text("host", _TEXT_MAX) if "host" in node.data else "",
+        )
     groups = (Node(node.path, {"groups[]": group}) for group in node.many("groups", list))
     round_ = Round(
         node.text("round", _TEXT_MAX),

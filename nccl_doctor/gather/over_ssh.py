@@ -144,8 +144,7 @@ def run_on_hosts(
             more.give(max(map(int, _MORE.findall(stderr)), default=0))
 
     def tick(doing: str) -> None:
-        progress.doing = doing
-        progress.tick()
+        progress.say(doing)
 
     heard = converse(
         [fleet.command(node, connect_s) for node in range(len(fleet.entries))],
@@ -157,7 +156,7 @@ def run_on_hosts(
         hear=hear,
         more=more,
     )
-    progress.clear()
+    progress.close()
     checks = registry.load(options.select, options.ignore)
     report = combine(
         fleet,
@@ -238,6 +237,7 @@ def _options_for_hosts(options: Options, left_s: float, lost: frozenset[int]) ->
         outputs={},
         baseline=None,
         hands_over=False,
+        quiet=True,  # its stderr is read here, for what went wrong
         timeout_s=left_s,
         join_timeout_s=min(join_s, NO_MASTER_S) if 0 in lost else join_s,
         collective_timeout_s=min(options.collective_timeout_s, left_s),

@@ -18,6 +18,7 @@ from functools import partial
 
 from nccl_doctor.gather import departures
 from nccl_doctor.gather.alone import alone_as
+from nccl_doctor.gather.board import Phase
 from nccl_doctor.gather.connect import connect, open_store
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.coordinator import GOODBYE_S, Coordinator
@@ -116,7 +117,7 @@ class Participant:
 
     def _depart(self) -> ParticipantResult:
         run = self._run
-        run.progress.say("importing torch")
+        run.progress.say("importing torch", Phase.START)
         with run.joining.phase("torch_s"):
             import_torch()
         try:
@@ -179,8 +180,9 @@ class Participant:
         """
         run = self._run
         while True:
-            run.progress.say("waiting for the coordinator")
             patience = min(run.options.join_timeout_s + 3 * SETTLE_S, run.left())
+            until = time.monotonic() + patience
+            run.progress.say("waiting for rank 0 to open the sign-in", Phase.SIGN_IN, until)
             try:
                 with run.joining.phase("opened_s"):
                     run_id = opened(meeting, patience, run.progress.tick)
@@ -201,12 +203,16 @@ class Participant:
             if run.launch.agent_store:
                 follower.watch(partial(opened_again, meeting, run_id))
             try:
-                code = follower.follow()
+                end = follower.follow()
             except OpenedAgain:
                 continue
             except Lost as lost:
                 return self._left_alone(lost)
-            return self._ended_by_another(code) if self._is_second else ParticipantResult(code)
+            if self._is_second:
+                return self._ended_by_another(end.code)
+            if run.launch.node_rank and end.words:
+                run.progress.end(end.words)
+            return ParticipantResult(end.code)
 
     def _sign_in(self, meeting: ControlStore, run_id: str, who: SignIn) -> ControlStore:
         """Take a seat in a run. Returns the store, for messages of that run."""

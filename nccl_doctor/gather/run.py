@@ -29,7 +29,7 @@ from nccl_doctor.launch.host_launch import (
     placed,
     set_rank_env,
 )
-from nccl_doctor.model.launch import Launch
+from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import Address, HostPlace
 from nccl_doctor.model.limits import MAX_RANKS
 from nccl_doctor.model.options import Flags, Options
@@ -196,7 +196,7 @@ def prepare(
     """
     deadline = started + options.timeout_s
     more = MoreTime() if more is None else more
-    watched = launch.rank in (0, None) and not options.quiet
+    of_host = launch.local_rank in (0, None) and not options.quiet
     config = RunConfig(
         registry=load_checks(options) if checks is None else checks,
         options=options,
@@ -205,10 +205,12 @@ def prepare(
         command=command_line(["nccl-doctor", *sys.argv[1:]]),
         started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         progress=Progress(
-            shown=watched,
+            shown=of_host,
             deadline=deadline,
             # These lines name hosts, before all names are known and could be replaced.
-            speaks=launch.local_rank in (0, None) and not options.quiet and not options.redact,
+            speaks=of_host and not options.redact,
+            # Of srun or mpirun, all hosts write to one log.
+            logs=of_host and (launch.rank == 0 or launch.launcher in (OWN, "torchrun")),
             more=more,
         ),
         past=past,
@@ -230,7 +232,7 @@ def load_checks(options: Options) -> registry.Registry:
 
 def _supervise(run_: Run, write: Callable[[ParticipantResult, Launch], int]) -> int:
     def leave(result: ParticipantResult) -> int:
-        run_.progress.clear()
+        run_.progress.close()
         return write(result, run_.launch)
 
     return Participant(run_, leave).run()

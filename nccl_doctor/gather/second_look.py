@@ -48,7 +48,7 @@ def look_alone(run: Run, hosts: Mapping[str, Sequence[str]]) -> dict[str, Outcom
     context = replace(run.context(), round=AFTER_LOSS, params={"hosts": called})
     checks = checks_that_look_again(run)
     jobs = [probe.job_of(check, context, deadline) for check in checks]
-    run.progress.say("looking again after a loss")
+    run.progress.say("looking again after a loss", until=time.monotonic() + LOOK_S)
     ends = probe.run(jobs, run.progress.tick)
     return {check.name: end for check, end in zip(checks, ends, strict=True)}
 

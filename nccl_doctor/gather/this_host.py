@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from nccl_doctor.gather.board import Phase
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import examine_alone
 from nccl_doctor.gather.make_report import make_report
@@ -44,7 +45,7 @@ def examine_here(options: Options, give_up: Callable[[str], int]) -> Report:
     watchdog = Watchdog(
         run.config.deadline, lambda why: give_up(f"{why} while {run.progress.doing}")
     )
-    run.progress.say("importing torch")
+    run.progress.say("importing torch", Phase.START)
     import_torch()
     scopes = {check.name: check.scope for check in run.registry.checks}
     evidence = EvidenceLog(run.launch, scopes, environ)
@@ -56,9 +57,9 @@ def examine_here(options: Options, give_up: Callable[[str], int]) -> Report:
     except Exception as error:  # a mistake, of ours or of a plug-in, must not cost the report
         words = f"nccl-doctor itself failed: {in_words(error)}"
         broke.append(Finding(RUN_INTERRUPTED, words, Where(hosts=(who.host_name,))))
-    run.progress.say("judging")
+    run.progress.say("judging", Phase.VERDICT)
     report = make_report(run, evidence, complete=False, alone=True, extra=broke)
     if not watchdog.stand_down():
         time.sleep(LAST_WORDS_S)  # the watchdog is speaking, and ends the process
-    run.progress.clear()
+    run.progress.close()
     return report

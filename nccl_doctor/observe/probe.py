@@ -20,7 +20,7 @@ import resource
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -57,6 +57,7 @@ def run(
     tick: Callable[[], None] = lambda: None,
     *,
     wait_for_stopped: bool = True,
+    left: Callable[[Collection[str]], None] = lambda names: None,
 ) -> list[Outcome]:
     """Run every job in a child, as many at once as there is room for, and wait for all.
 
@@ -65,6 +66,7 @@ def run(
         tick: called several times a second while waiting.
         wait_for_stopped: wait to its deadline for a job that a signal has stopped, not only
             `STOPPED_S`.
+        left: called as often as `tick`, with the names of the jobs that have not ended.
 
     Returns: outcomes in the order of `jobs`.
     """
@@ -73,6 +75,8 @@ def run(
         crew.fork()
         crew.stop_late()
         crew.listen()
+        if names := crew.left:
+            left(names)
         tick()
     return crew.outcomes
 
@@ -130,6 +134,11 @@ class _Crew:
     def outcomes(self) -> list[Outcome]:
         """Outcome of each job, in order."""
         return [self._outcomes[id(job)] for job in self._jobs]
+
+    @property
+    def left(self) -> list[str]:
+        """Names of the jobs without an outcome so far."""
+        return [job.name for job in self._jobs if id(job) not in self._outcomes]
 
     def fork(self) -> None:
         """Give everything to children that there is room for."""

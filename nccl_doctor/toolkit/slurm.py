@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 MAX_HOSTS = 100_000
 """More than any cluster has: a longer list is a mistake, and is not expanded."""
 
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],\s]+)")
+_NUMBERED = re.compile(r"(.*?)(\d{1,9})(\D*)", re.DOTALL)
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
@@ -26,6 +27,41 @@ def slurm_hosts(text: str, most: int = MAX_HOSTS) -> tuple[str, ...]:
     except ValueError:
         return ()
     return hosts if len(hosts) <= most else ()
+
+
+def host_ranges(names: Iterable[str]) -> str:
+    """Host names as such a list: `gpu[001-064],login1`; the inverse of `slurm_hosts`.
+
+    Names that differ in their last number only are one item, in the order in which the first came.
+    """
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for name in names:
+        parts = _NUMBERED.fullmatch(name)
+        key = (parts[1], parts[3]) if parts else (name, "")
+        found.setdefault(key, {})[parts[2] if parts else ""] = None
+    return ",".join(_item(before, after, [*found[before, after]]) for before, after in found)
+
+
+def _item(before: str, after: str, numbers: Sequence[str]) -> str:
+    if len(numbers) == 1:
+        return f"{before}{numbers[0]}{after}"
+    padded = {len(number) for number in numbers if number[:1] == "0" and len(number) > 1}
+    by_width: dict[int, list[int]] = {}
+    for number in numbers:
+        if number:
+            by_width.setdefault(len(number) if len(number) in padded else 0, []).append(int(number))
+    ranges = [text for width, each in by_width.items() for text in _ranges(sorted(each), width)]
+    bare = [f"{before}{after}"] if "" in numbers else []
+    return ",".join([*bare, f"{before}[{','.join(ranges)}]{after}"])
+
+
+def _ranges(numbers: Sequence[int], width: int) -> Iterator[str]:
+    first = 0
+    for i, number in enumerate(numbers):
+        if i + 1 == len(numbers) or numbers[i + 1] != number + 1:
+            start = f"{numbers[first]:0{width}d}"
+            yield start if i == first else f"{start}-{number:0{width}d}"
+            first = i + 1
 
 
 def address_of(node: str) -> str:

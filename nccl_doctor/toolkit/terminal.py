@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import unicodedata
+from typing import TextIO
 
 from nccl_doctor.toolkit.masking import masked
 
@@ -41,6 +42,22 @@ def inert(text: str) -> str:
 def in_github() -> bool:
     """True in a step of GitHub Actions, whose runner reads what is printed."""
     return bool(os.environ.get("GITHUB_ACTIONS"))
+
+
+def obeys_escapes(stream: TextIO) -> bool:
+    """True for a terminal on which the cursor can be moved."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
+
+
+def wants_color(stream: TextIO) -> bool:
+    """True if text on this stream is to have colours: NO_COLOR and FORCE_COLOR decide, in this
+    order, else whether it is a terminal.
+    """
+    if os.environ.get("NO_COLOR"):
+        return False
+    if forced := os.environ.get("FORCE_COLOR"):
+        return forced != "0"
+    return obeys_escapes(stream)
 
 
 def complain(text: str) -> None:

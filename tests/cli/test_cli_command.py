@@ -74,6 +74,7 @@ def test_it_does_not_follow_a_failure(examine):
     assert report["verdict"] == "fail"
     assert done.returncode == 1
     assert "follows" not in done.stdout
+    assert "nccl-doctor: not started: echo follows\n" in done.stderr
 
 
 def test_its_arguments_are_not_recorded(examine):

@@ -31,6 +31,7 @@ READERS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "layout": (PLACES, HostPlaces.from_json),
     "order": (ORDER, order_from_json),
     "finish": (Finish(3), order_from_json),
+    "finish in words": (Finish(1, "fail", 2, "ux0"), order_from_json),
     "sign-in": (SIGN_IN, lambda data: SignIn.from_json(3, data)),
 }
 
@@ -73,6 +74,11 @@ def test_the_format_is_that_of_other_versions() -> None:
     assert replace(ORDER, more_s=43).to_json() == longer
     assert order_from_json(json.loads(json.dumps(longer))) == replace(ORDER, more_s=43)
     assert Finish(3).to_json() == {"finish": 3}
+    assert Finish(3).words == ""
+    assert Finish(1, "fail", 1, "ux0").words == "FAIL, see node 0 (ux0): 1 problem"
+    assert Finish(0, "warn", 2).words == "WARN, see node 0: 2 warnings"
+    assert Finish(0, "pass", 0, "ux0").words == "PASS, see node 0 (ux0)"
+    assert Finish(3, "unknown", 1, "ux0").words == "UNKNOWN, see node 0 (ux0)"
 
 
 def test_only_the_participant_of_seat_and_token_is_admitted() -> None:

@@ -5,9 +5,29 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.toolkit.slurm import address_of, first_address, slurm_hosts
+from nccl_doctor.toolkit.slurm import address_of, first_address, host_ranges, slurm_hosts
 from tests.support.findings import calls
 from tests.support.rows import each_row
+
+
+@each_row(
+    ("hosts", "text"),
+    [
+        ("gpu3", "gpu3"),
+        ("login", "login"),
+        ("gpu001 gpu002 gpu003 gpu007", "gpu[001-003,007]"),
+        ("n098 n099 n100 n101", "n[098-101]"),
+        ("n8 n9 n10 n11", "n[8-11]"),
+        ("n1 n01", "n[1,01]"),
+        ("b2 a1 b1 login", "b[1-2],a1,login"),
+        ("gpu01.example.org gpu02.example.org", "gpu[01-02].example.org"),
+        ("rack1node01 rack1node02 rack2node01", "rack1node[01-02],rack2node01"),
+        ("", ""),
+    ],
+)
+def test_host_names_are_folded_and_spelt_out_again(hosts: str, text: str) -> None:
+    assert host_ranges(hosts.split()) == text
+    assert set(slurm_hosts(text)) == set(hosts.split())
 
 
 @each_row(
