@@ -60,7 +60,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Level, Round, Scope
+from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Level, Round, Scope, Setup
 from nccl_doctor.toolkit.groups.attempts import (
     FIRST,
     WORLD,
@@ -129,6 +129,15 @@ class Collectives(Check):
             tester.alone(ctx.round, None, ctx.position, len(ctx.group), SIZES[ctx.level])
         return tester.facts()
 
+    def sections(self, cluster: Cluster) -> Iterator[Setup]:
+        """Number of groups that computed what they should."""
+        rounds = attempts_of(cluster, self.name)
+        groups = [each for name, held in rounds.items() if name != FIRST for each in held]
+        good = [len(each.members) for each in groups if _is_exact(each)]
+        if good:
+            words = f"exact in {len(good)} of {len(groups)} groups, of up to {max(good)} ranks"
+            yield Setup("results", words, cluster.hosts[0].id)
+
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings on the culprits of each round and group, where they differ from the victims, and
         on slow starts.
@@ -142,3 +151,7 @@ class Collectives(Check):
             attempts, findings = judge_isolation(cluster, attempts)
             yield from findings
         yield from judge_groups(attempts)
+
+
+def _is_exact(group: Attempt) -> bool:
+    return group.is_good and not any(m.outcome.facts.get("wrong") for m in group.members)

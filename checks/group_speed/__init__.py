@@ -73,6 +73,7 @@ from nccl_doctor.api import (
     Level,
     Round,
     Scope,
+    Setup,
     Severity,
     Where,
 )
@@ -88,7 +89,7 @@ from nccl_doctor.toolkit.nccl.slowing import INSIDE, NVLS_OFF, slowing
 from nccl_doctor.toolkit.outliers import bus_bandwidth, ring, slow_ones
 from nccl_doctor.toolkit.shared_kinds import BANDWIDTH_LOW, BELOW_FLOOR
 
-from .figures import speed_figures
+from .figures import speed_figures, world_speed
 from .floors import below_floor, judge_floors
 from .measured import AGAIN_LOW, AGAIN_NVLS, HOSTS, NVLS, Measured, stand_out_again
 from .nvls import (
@@ -204,6 +205,10 @@ class GroupSpeed(Check):
     def figures(self, cluster: Cluster) -> Iterator[Figure]:
         """Latency or bus bandwidth of each size in each group, and the time to compute."""
         return speed_figures(cluster, self.name)
+
+    def sections(self, cluster: Cluster) -> Iterator[Setup]:
+        """Latency and bus bandwidth of the group of all ranks."""
+        yield from world_speed(cluster, self.name)
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings on ranks, hosts and pairs that were outliers twice."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nccl_doctor.api import Cluster, Figure, Where, place_of
+from nccl_doctor.api import Cluster, Figure, Setup, Where, place_of
 from nccl_doctor.toolkit.cpu_wait import was_starved
 from nccl_doctor.toolkit.groups.attempts import Attempt, attempts_of
 from nccl_doctor.toolkit.groups.timed import size_text
@@ -16,6 +16,8 @@ from .measured import HOSTS, MESH, NVLS, PAIRS, WORLD
 _BULK = 4096
 """Bytes; below, the time of an all-reduce is that of its round trips, not a bandwidth."""
 _LEAST_US = 50.0
+_OF_ALL = "all-reduce of all "
+"""Beginning of the names of the figures of the group of all ranks."""
 
 
 def speed_figures(cluster: Cluster, check: str) -> Iterator[Figure]:
@@ -32,6 +34,21 @@ def speed_figures(cluster: Cluster, check: str) -> Iterator[Figure]:
                 if name == WORLD:
                     yield from _computing(attempt)
                 yield from _all_reduce(name, attempt)
+
+
+def world_speed(cluster: Cluster, check: str) -> Iterator[Setup]:
+    """The same of the group of all ranks, in words: its latency, and its largest size."""
+    found = [each for each in speed_figures(cluster, check) if each.name.startswith(_OF_ALL)]
+    times = [f"latency {each.value} µs" for each in found if each.unit == "µs"]
+    rates = [
+        f"{each.value:.3g} GB/s of bus bandwidth ({each.name.rpartition(', ')[2]})"
+        for each in found
+        if each.unit == "GB/s" and isinstance(each.value, float)
+    ]
+    words = [*rates[-1:], *times[:1]]
+    if words:
+        ranks = found[0].name.removeprefix(_OF_ALL).partition(",")[0]
+        yield Setup("speed", f"all-reduce of {ranks}: {', '.join(words)}", cluster.hosts[0].id)
 
 
 def _computing(attempt: Attempt) -> Iterator[Figure]:

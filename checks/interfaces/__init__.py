@@ -170,8 +170,10 @@ class Interfaces(Check):
     def sections(self, cluster: Cluster) -> Iterator[Setup]:
         """The interfaces that the job would use."""
         for rank, facts in cluster.facts(self.name):
+            mtu = {each["name"]: each.get("mtu") for each in facts.get("interfaces") or ()}
             for entry in facts.get("listen") or ():
-                yield Setup("interface", entry, rank.host.id)
+                known = {**entry, "mtu": mtu.get(entry["interface"])}
+                yield Setup("interface", known, rank.host.id)
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Findings on each host's choices, then on differences between hosts."""

@@ -209,7 +209,7 @@ def _pack(packed: Bundle, saved: Report, pieces: Sequence[Piece], text: Text | N
     from nccl_doctor.report.text import render
 
     packed.add("report.json", renderer("json")(saved), "nccl-doctor report show --format json")
-    shown = render(saved, verbose=True, checks=installed)
+    shown = render(saved, verbose=2, checks=installed)
     packed.add("report.txt", shown, "nccl-doctor report show -v")
     for piece in pieces:
         if text is None:

@@ -68,7 +68,12 @@ def _run_options(function: F) -> F:
             click.option(
                 "--quiet", "-q", is_flag=True, help="Show only the verdict and what to fix."
             ),
-            click.option("--verbose", "-v", count=True, help="Show passing checks too."),
+            click.option(
+                "--verbose",
+                "-v",
+                count=True,
+                help="Show all values that were measured; -vv: the table of checks, too.",
+            ),
         )
     ):
         function = option(function)
@@ -80,7 +85,7 @@ def _run_options(function: F) -> F:
     short_help="Examine the cluster before the job starts.",
     exits=RUN_EXITS,
     examples=(
-        ("This host alone, with every check in the report", "nccl-doctor run -v"),
+        ("This host alone, with every check in the report", "nccl-doctor run -vv"),
         (
             "Under torchrun, on each of two hosts",
             "torchrun --nnodes 2 --node-rank $NODE_RANK --nproc-per-node 8 \\\n"

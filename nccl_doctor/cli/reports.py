@@ -59,7 +59,7 @@ def report(ctx: click.Context, /) -> None:
     short_help="Print a saved report, in any format.",
     exits={**READ_EXITS, 0: "Done, whatever the verdict, unless --exit-profile is given."},
     examples=(
-        ("As text, with every check", "nccl-doctor report show -v report.json"),
+        ("As text, with every check", "nccl-doctor report show -vv report.json"),
         (
             "As a page for a browser, and as text",
             "nccl-doctor report show --html report.html report.json",
@@ -87,7 +87,12 @@ def report(ctx: click.Context, /) -> None:
 )
 @redact_options
 @click.option("--quiet", "-q", is_flag=True, help="Show only the verdict and what to fix.")
-@click.option("--verbose", "-v", count=True, help="Show passing checks too.")
+@click.option(
+    "--verbose",
+    "-v",
+    count=True,
+    help="Show all values that were measured; -vv: the table of checks, too.",
+)
 def show(
     file: str, format_: str, exit_profile: str | None, quiet: bool, verbose: int, **given: Any
 ) -> None:
@@ -138,7 +143,12 @@ def _only(asked: str, option: str, path: str | None) -> str:
 @baseline_option
 @redact_options
 @click.option("--quiet", "-q", is_flag=True, help="Show only the verdict and what to fix.")
-@click.option("--verbose", "-v", count=True, help="Show passing checks too.")
+@click.option(
+    "--verbose",
+    "-v",
+    count=True,
+    help="Show all values that were measured; -vv: the table of checks, too.",
+)
 def judge(
     file: str, exit_profile: str, baseline: str | None, quiet: bool, verbose: int, **given: Any
 ) -> None:
@@ -181,7 +191,12 @@ def judge(
 @profile_option
 @redact_options
 @click.option("--quiet", "-q", is_flag=True, help="Show only the verdict and what to fix.")
-@click.option("--verbose", "-v", count=True, help="Show passing checks too.")
+@click.option(
+    "--verbose",
+    "-v",
+    count=True,
+    help="Show all values that were measured; -vv: the table of checks, too.",
+)
 def merge(
     files: tuple[str, ...], exit_profile: str, quiet: bool, verbose: int, **given: Any
 ) -> None:

@@ -41,12 +41,13 @@ class HostLink:
 
 @dataclass(frozen=True)
 class Setup:
-    """One thing that a host or a rank has, for issue forms.
+    """One thing that a host or a rank has, for issue forms and the card of a healthy run.
 
     Attributes:
         name: what it is. The forms ask for software (`torch`, `cuda`, `rocm`, `nccl`,
             `nccl loaded`, `python`, `driver`, `deepspeed`), for `gpus`, `RDMA port` and
-            `interface`; what has another name they do not show.
+            `interface`. The card of a run without a failure shows `results` (exact or not) and
+            `speed`, too. What has another name is not shown.
         value: a version or a description; or a table, whose empty values are left out.
         host: `id` of the host.
     """

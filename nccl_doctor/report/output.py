@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,12 +21,14 @@ from nccl_doctor.report.sections import Checks, no_checks
 from nccl_doctor.report.text import render as render_text
 from nccl_doctor.toolkit.errands import send
 from nccl_doctor.toolkit.files import append, write_whole
-from nccl_doctor.toolkit.terminal import complain, in_github, safe
+from nccl_doctor.toolkit.terminal import complain, in_github, safe, wants_color
 
 if TYPE_CHECKING:
     from nccl_doctor.model.launch import Launch
 
 _PIPE_WIDTH = 100
+_MOST_WIDTH = 120
+_WIDEST = 10_000
 _STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
@@ -105,15 +106,14 @@ def print_report(
     Under the report of a host that was examined by itself (`env`) stands what it is, and with
     `verbose` all its facts.
     """
-    terminal = stream.isatty()
-    width = shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns if terminal else _PIPE_WIDTH
+    width = _width_of(stream)
     encoding = (stream.encoding or "ascii").lower().replace("-", "")
     plain = not encoding.startswith("utf")
     text = render_text(
         report,
         width=width,
-        color=terminal and not os.environ.get("NO_COLOR"),
-        verbose=options.verbosity > 0,
+        color=wants_color(stream),
+        verbose=options.verbosity,
         quiet=options.quiet,
         ascii=plain,
         checks=checks,
@@ -125,6 +125,18 @@ def print_report(
             else host_screen.render(report, checks, width=width, ascii=plain)
         )
     _put(stream, text, "text")
+
+
+def _width_of(stream: TextIO) -> int:
+    """Columns of the text: COLUMNS, else those of the terminal, but no more than can be read."""
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isascii() and asked.isdecimal() and 0 < int(asked) < _WIDEST:
+        return int(asked)
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    except (OSError, ValueError):  # a stream that is no file
+        columns = 0
+    return min(columns, _MOST_WIDTH) if columns else _PIPE_WIDTH
 
 
 def say(

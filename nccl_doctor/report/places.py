@@ -7,9 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from nccl_doctor.model.findings import Finding, Where, numbered
 from nccl_doctor.model.report import Report
+from nccl_doctor.toolkit.slurm import host_ranges
 
 _MOST_NAMES = 8
 """Checks whose names are written out; a host that is absent blocks most of them."""
+_FEW_HOSTS = 3
 MOST_PLACES = 6
 """Messages of one kind that are written out; a report of ten thousand ranks stays readable."""
 
@@ -17,7 +19,9 @@ MOST_PLACES = 6
 class Places:
     """Places of a report's findings in words: `ranks 8–15 on node3`, `nd1 → nd0`."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, *, ranges: bool = False) -> None:
+        """`ranges`: many hosts are written as `gpu[001-064]`."""
+        self._ranges = ranges
         self._host_of: dict[int, set[str]] = defaultdict(set)
         self._nodes: dict[str, set[int]] = defaultdict(set)
         for rank in report.cluster.ranks:
@@ -41,9 +45,9 @@ class Places:
             parts.append(f"{numbered('rank', where.ranks)} on {len(named)} hosts")
         else:
             for hosts, numbers in by_hosts.items():
-                on_hosts = f" on {', '.join(hosts)}" if hosts else ""
+                on_hosts = f" on {', '.join(self._hosts(hosts))}" if hosts else ""
                 parts.append(numbered("rank", numbers) + on_hosts)
-        parts += some(sorted(left - named))
+        parts += self._hosts(sorted(left - named))
         parts += some(_links(where.links))
         known = {node for name in where.hosts for node in self._nodes.get(name, ())}
         nodes = [node for node in where.nodes if node not in known]
@@ -55,6 +59,11 @@ class Places:
             interfaces = ", ".join(where.interfaces)
             text = f"{interfaces} on {text}" if text else interfaces
         return text
+
+    def _hosts(self, names: Sequence[str]) -> list[str]:
+        if self._ranges and len(names) > _FEW_HOSTS:
+            return [host_ranges(names)]
+        return some(names)
 
 
 def _links(links: Sequence[tuple[str, str]]) -> list[str]:

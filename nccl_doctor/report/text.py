@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from nccl_doctor.model.cluster import Host, Rank
-from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status, Where
+from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status, Where, numbered
 from nccl_doctor.model.report import Report
+from nccl_doctor.report.card import card, values
 from nccl_doctor.report.links import LEGEND
 from nccl_doctor.report.links import lay_out as lay_out_links
 from nccl_doctor.report.places import MOST_PLACES, Places, by_kind, checks_in_words, some
@@ -43,7 +44,7 @@ def render(
     *,
     width: int = 100,
     color: bool = False,
-    verbose: bool = False,
+    verbose: int = 0,
     quiet: bool = False,
     ascii: bool = False,
     checks: Checks = no_checks,
@@ -54,13 +55,14 @@ def render(
         report: what to render; nothing in it is trusted to be free of terminal escapes.
         width: columns of the terminal; less than 40 is taken as 40.
         color: use ANSI colours.
-        verbose: also the table of checks, facts that are tables, and what is only worth knowing.
+        verbose: 1 for all values that were measured, facts that are tables, and what is only worth
+            knowing; 2 for the table of checks, too.
         quiet: only the verdict and what to fix.
         ascii: write nothing but ASCII.
-        checks: asked what they measured, where a link is blamed.
+        checks: asked what they measured.
     """
     page = _Page(max(width, MIN_WIDTH), color)
-    places = Places(report)
+    places = Places(report, ranges=True)
     page.line(f"nccl-doctor: {report.verdict.upper()}: {report.summary}", report.verdict, bold=True)
     for group in by_kind(report.root_causes):
         _root_cause(page, places, group, quiet)
@@ -69,9 +71,13 @@ def render(
         _explained(page, places, report)
         _warnings(page, places, report)
         _not_tested(page, report)
+        if report.verdict in ("pass", "warn") and not report.run.alone:
+            _card(page, report, checks)
         if verbose:
             _infos(page, places, report)
+            _values(page, report, checks)
             _facts(page, report)
+        if verbose > 1:
             _table(page, report)
         page.gap()
         page.line(counts(report))
@@ -79,8 +85,8 @@ def render(
         codes = dict.fromkeys(finding.code for finding in report.root_causes)
         if codes:
             page.line(f"Next: nccl-doctor explain {next(iter(codes))}")
-        elif report.verdict == "unknown" and not verbose:
-            page.line("Next: run again with -v to see every check")
+        elif report.verdict == "unknown" and verbose < 2:
+            page.line("Next: run again with -vv to see every check")
     return to_ascii(page.text()) if ascii else page.text()
 
 
@@ -207,12 +213,75 @@ def _warnings(page: _Page, places: Places, report: Report) -> None:
             page.line(f"and {len(group) - MOST_PLACES} more {group[0].code}", first="  ! ")
 
 
+def _card(page: _Page, report: Report, checks: Checks) -> None:
+    page.gap()
+    lines = card(report, checks)
+    width = max((len(area) for area, _ in lines), default=0)
+    for area, words in lines:
+        page.line(words, first=f"  {area:<{width}}  ")
+
+
+def _values(page: _Page, report: Report, checks: Checks) -> None:
+    found = values(report, checks)
+    if found:
+        page.heading("Values")
+    for name, value in found:
+        page.line(f"{name}: {value}", first="  ", rest="    ")
+
+
 def _not_tested(page: _Page, report: Report) -> None:
     gaps = report.gaps()
-    if gaps:
+    absent = _absent(report)
+    if gaps or absent:
         page.heading("Not known to be good")
+    if absent:
+        page.line(absent, first=f"  {_MARKS['unknown']} ")
+    codes = _codes_of_absent(report) if absent else set()
+    not_held: list[str] = []
     for (status, reason), names in gaps.items():
+        if (
+            status is Status.BLOCKED
+            and set(reason.removeprefix("blocked by ").split(", ")) <= codes
+        ):
+            continue  # what stands in the line above
+        if status is Status.UNKNOWN and reason.startswith("no outcome of "):
+            not_held += names
+            continue
         page.line(f"{checks_in_words(names)}: {reason}", first=f"  {_MARKS[status.value]} ")
+    if not_held:
+        page.line(f"{checks_in_words(not_held)}: not begun", first=f"  {_MARKS['unknown']} ")
+
+
+def _absent(report: Report) -> str:
+    """One line about the hosts that never came, and the others; empty if all came."""
+    hosts = report.cluster.hosts
+    nodes = [host.node_rank for host in hosts if not host.reported and host.node_rank is not None]
+    if not nodes or not report.cluster.complete:
+        return ""
+    gone = _codes_of_absent(report)
+    clean = all(
+        finding.code in gone or finding.explained_by or finding.level is Severity.INFO
+        for finding in report.findings
+    )
+    here = sum(host.reported for host in hosts)
+    well = ", nothing wrong found on them" if clean else ""
+    return f"{here} of {len(hosts)} hosts examined{well}; {numbered('node', nodes)}: nothing known"
+
+
+def _codes_of_absent(report: Report) -> set[str]:
+    """Codes of findings whose places are hosts that never came, and no others."""
+    hosts = report.cluster.hosts
+    nodes = {host.node_rank for host in hosts if not host.reported}
+    names = {host.name for host in hosts if not host.reported}
+    elsewhere = {
+        finding.code
+        for finding in report.findings
+        if not finding.where.nodes
+        or not nodes.issuperset(finding.where.nodes)
+        or not names.issuperset(finding.where.hosts)
+        or finding.where.links
+    }
+    return {finding.code for finding in report.findings} - elsewhere
 
 
 def _infos(page: _Page, places: Places, report: Report) -> None:

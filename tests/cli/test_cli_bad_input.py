@@ -363,7 +363,7 @@ def test_every_renderer_bears_whatever_is_read():
 
     ways = {
         **{form: renderer(form, checks) for form in formats()},
-        "text": lambda report: report_text.render(report, verbose=True, checks=checks),
+        "text": lambda report: report_text.render(report, verbose=2, checks=checks),
         "facts": facts.render,
         "github": github.commands,
         "github summary": github.summary,

@@ -141,7 +141,7 @@ def test_a_report_is_read_and_shown_or_refused(data: Any) -> None:
     if isinstance(report, Report):
         for name in formats():
             in_time(lambda name=name: renderer(name)(report))
-        in_time(lambda: text.render(report, verbose=True))
+        in_time(lambda: text.render(report, verbose=2))
         in_time(lambda: facts.render(report))
         for profile in profiles.PROFILES:
             in_time(lambda profile=profile: profiles.tell(report, profile, report.exit_code))

@@ -132,7 +132,7 @@ def ways(report: Report) -> Iterator[tuple[str, str, str]]:
     for name in formats():
         yield name, name, renderer(name, installed)(report)
     for plain in (True, False):
-        how: Any = {"verbose": True, "ascii": plain, "checks": installed}
+        how: Any = {"verbose": 2, "ascii": plain, "checks": installed}
         yield "text", "text", text.render(report, **how)
         yield "narrow text", "text", text.render(report, width=40, **how)
         yield "facts", "text", facts.render(report, ascii=plain)

@@ -44,7 +44,7 @@ def changed(report):
 
 RENDERED = {
     **{name: renderer(name, installed) for name in formats()},
-    "text": lambda report: render_text(report, verbose=True, checks=installed),
+    "text": lambda report: render_text(report, verbose=2, checks=installed),
     "text, quiet": lambda report: render_text(report, quiet=True, ascii=True),
     "facts": render_facts,
     "host screen": lambda report: host_screen.render(report, installed, width=400),
@@ -56,7 +56,7 @@ RENDERED = {
         if name != "native"
     },
     "diff": lambda report: render_diff(
-        difference(report, changed(report), REGISTRY.checks), Places(report), verbose=True
+        difference(report, changed(report), REGISTRY.checks), Places(report), verbose=2
     ),
     "diff as json": lambda report: json.dumps(
         difference(changed(report), report, REGISTRY.checks).to_json()

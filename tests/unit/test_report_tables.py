@@ -25,7 +25,7 @@ def report_of(*hosts: Any) -> Any:
 
 def test_a_table_that_all_hosts_share_comes_once_and_only_behind_v() -> None:
     report = report_of(TABLE, TABLE)
-    text = render(report, verbose=True)
+    text = render(report, verbose=2)
     lines = text.splitlines()
     at = lines.index("shm: waits")
     assert [line.split() for line in lines[at + 1 : at + 5]] == [
@@ -40,7 +40,7 @@ def test_a_table_that_all_hosts_share_comes_once_and_only_behind_v() -> None:
 
 def test_tables_that_differ_say_whose_they_are() -> None:
     other = {**TABLE, "rows": [["store", 1800.0], ["watchdog", 0.5]]}
-    lines = render(report_of(TABLE, other, TABLE), verbose=True).splitlines()
+    lines = render(report_of(TABLE, other, TABLE), verbose=2).splitlines()
     assert "shm: waits on nd0, nd2" in lines
     assert "shm: waits on nd1" in lines
     assert ["watchdog", "0.5"] in [line.split() for line in lines]
@@ -49,13 +49,13 @@ def test_tables_that_differ_say_whose_they_are() -> None:
 def test_long_and_foreign_text_stays_within_the_page() -> None:
     rows = [["x" * 500, "words " * 80, 1, "\x1b[31mred\nline"]] * 100
     table = {"columns": ["a", "b", "c", "d"], "rows": rows}
-    text = render(report_of(table), verbose=True, width=60)
+    text = render(report_of(table), verbose=2, width=60)
     lines = text.splitlines()
     at = lines.index("shm: waits")
     assert all(len(line) <= 60 for line in lines[at:] if not line.startswith("checks:"))
     assert "\x1b" not in text
     assert "and 60 more" in lines
-    render(report_of(table), verbose=True, ascii=True).encode("ascii")
+    render(report_of(table), verbose=2, ascii=True).encode("ascii")
 
 
 NOT_TABLES: list[Any] = [
@@ -72,7 +72,7 @@ NOT_TABLES: list[Any] = [
 @pytest.mark.parametrize("value", NOT_TABLES, ids=str)
 def test_what_is_no_table_is_left_alone(value: Any) -> None:
     assert not is_table(value)
-    assert "shm: waits" not in render(report_of(value), verbose=True)
+    assert "shm: waits" not in render(report_of(value), verbose=2)
 
 
 def test_the_facts_of_a_host_have_a_line_per_row() -> None:

@@ -91,7 +91,7 @@ def test_quiet_is_the_verdict_and_what_to_fix():
 
 def test_verbose_shows_passing_checks_and_notes():
     report = report_of(Finding(NOTE, "fyi", Where(hosts=("nd0",))))
-    plain, verbose = lines(report), lines(report, verbose=True)
+    plain, verbose = lines(report), lines(report, verbose=2)
     assert not any("a-note" in line or "shm" in line for line in plain)
     assert "  · a-note (nd0): fyi" in verbose
     assert any(re.match(r"✓ +shm +host +pass +2 hosts +0.0 s", line) for line in verbose)
@@ -106,7 +106,7 @@ def test_what_is_not_known_is_always_said():
         "(nd1)"
     )
     assert "  ? shm: hung in open /dev/x (nd1)" in out
-    assert out[-1] == "Next: run again with -v to see every check"
+    assert out[-1] == "Next: run again with -vv to see every check"
 
 
 def test_absent_hosts_are_counted():
@@ -154,7 +154,7 @@ def test_many_places_stay_readable():
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 120])
 def test_width(width):
     long = Finding(SHM, "word " * 60, Where(hosts=("nd1",)), fix="do this " * 30)
-    out = lines(report_of(long), width=width, verbose=True)
+    out = lines(report_of(long), width=width, verbose=2)
     table = [line for line in out if "0.0 s" in line or line.startswith(("--", "    check"))]
     assert all(len(line) <= max(width, 40) for line in out if line not in table)
 
@@ -172,7 +172,7 @@ def test_ascii():
         Finding(PORT, "caf\u00e9 ≥ 1", Where(links=(("nd1", "nd0"),))),
         Finding(GROUP, "hung", Where(ranks=(0, 1, 2, 3))),
     )
-    out = text.render(report, ascii=True, verbose=True)
+    out = text.render(report, ascii=True, verbose=2)
     assert out.isascii()
     assert "x Title of port-shut" in out
     assert "where nd1 -> nd0" in out
@@ -195,7 +195,7 @@ def test_nothing_from_outside_reaches_the_terminal():
         by_host={"nd0": OK, host: raised},
     )
     for ascii_ in (False, True):
-        out = text.render(report, verbose=True, ascii=ascii_)
+        out = text.render(report, verbose=2, ascii=ascii_)
         out.encode("utf-8")
         for char in "\033\007\r\u202e\u2028\x9b\x7f":
             assert char not in out
