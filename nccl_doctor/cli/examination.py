@@ -349,6 +349,7 @@ def _run_here(
             redaction=FolderRedaction(options.redact_key) if options.redact else None,
             key=key,
             more=MoreTime(tell_more) if ctx.params["relay"] else None,
+            logs=not ctx.params["relay"],  # whoever started it there reads its stderr
         )
     except (NoGpu, TooManyRanks) as error:
         raise click.UsageError(str(error), ctx) from error

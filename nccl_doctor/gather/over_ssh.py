@@ -237,7 +237,6 @@ def _options_for_hosts(options: Options, left_s: float, lost: frozenset[int]) ->
         outputs={},
         baseline=None,
         hands_over=False,
-        quiet=True,  # its stderr is read here, for what went wrong
         timeout_s=left_s,
         join_timeout_s=min(join_s, NO_MASTER_S) if 0 in lost else join_s,
         collective_timeout_s=min(options.collective_timeout_s, left_s),

@@ -52,6 +52,7 @@ def run(
     redaction: Redaction | None = None,
     key: Key | None = None,
     more: MoreTime | None = None,
+    logs: bool = True,
 ) -> int:
     """Examine the cluster that this process is a rank of, or else a host of.
 
@@ -65,6 +66,7 @@ def run(
         redaction: gives pseudonyms to what stays in `options.output_dir`; None for names.
         key: the secret that the ranks of all hosts share, if there is one.
         more: see `RunConfig`; made here, if not given.
+        logs: whether long waits are told on stderr, where it is no terminal.
 
     Returns: the exit code. Never later than `options.timeout_s` after it was started, or
         `MOST_MORE_S` more if `options.timeout_grows`.
@@ -92,6 +94,7 @@ def run(
                 redaction=redaction,
                 key=key,
                 more=more,
+                logs=logs,
             ),
             write,
         )
@@ -129,6 +132,7 @@ def run(
             redaction=redaction,
             key=key,
             more=more,
+            logs=logs,
         )
         config = replace(run_.config, start_siblings=start_siblings)
         return _supervise(replace(run_, config=config), write)
@@ -189,10 +193,12 @@ def prepare(
     redaction: Redaction | None = None,
     key: Key | None = None,
     more: MoreTime | None = None,
+    logs: bool = True,
 ) -> Run:
     """Everything that one participant needs to know before it looks at anything.
 
-    `checks`: those of `load_checks`, if they are loaded already; `more`: see `RunConfig`.
+    `checks`: those of `load_checks`, if they are loaded already; `more`: see `RunConfig`; `logs`:
+    see `run`.
     """
     deadline = started + options.timeout_s
     more = MoreTime() if more is None else more
@@ -210,7 +216,7 @@ def prepare(
             # These lines name hosts, before all names are known and could be replaced.
             speaks=of_host and not options.redact,
             # Of srun or mpirun, all hosts write to one log.
-            logs=of_host and (launch.rank == 0 or launch.launcher in (OWN, "torchrun")),
+            logs=logs and of_host and (launch.rank == 0 or launch.launcher in (OWN, "torchrun")),
             more=more,
         ),
         past=past,
