@@ -90,12 +90,25 @@ def lay_out(table: Table, width: int, safe: Callable[[str], str]) -> list[str]:
 
 
 def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Width of each column: what it needs; less for the widest ones if there is too little room."""
-    widths = [max(1, *(len(row[i]) for row in rows)) for i in range(len(rows[0]))]
+    """Width of each column: what it needs; less for the widest ones if there is too little room,
+    and less than its longest word only if there is no other way.
+    """
+    columns = [(column[0], column[1:]) for column in zip(*rows, strict=True)]
+    # tabulate makes a column wider than its heading by a gap.
+    widths = [max(len(head) + _GAP, _longest(cells)) for head, cells in columns]
+    words = [
+        max(_longest(head.split()) + _GAP, _longest(" ".join(cells).split()))
+        for head, cells in columns
+    ]
     room = width - _GAP * (len(widths) - 1)
-    while sum(widths) > room and max(widths) > _NARROWEST:
-        widths[widths.index(max(widths))] -= 1
+    for least in (words, [_NARROWEST] * len(widths)):
+        while sum(widths) > room and (wide := [i for i, w in enumerate(widths) if w > least[i]]):
+            widths[max(wide, key=lambda i: widths[i])] -= 1
     return widths
+
+
+def _longest(texts: Sequence[str]) -> int:
+    return max(map(len, texts), default=0)
 
 
 def _of_facts(facts: Facts) -> Iterator[tuple[str, str, Mapping[str, Any]]]:

@@ -8,7 +8,7 @@ import pytest
 
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report import facts as facts_page
-from nccl_doctor.report.tables import is_table
+from nccl_doctor.report.tables import Table, is_table, lay_out
 from nccl_doctor.report.text import render
 from tests.support.clusters import make_cluster
 from tests.support.reports import RUN, made_check, through_json
@@ -79,3 +79,12 @@ def test_the_facts_of_a_host_have_a_line_per_row() -> None:
     lines = [line.split() for line in facts_page.render(report_of(TABLE)).splitlines()]
     assert ["waits.store", "600"] in lines
     assert ["waits.watchdog", "–"] in lines
+
+
+def test_words_are_broken_only_where_there_is_no_room() -> None:
+    rows = [["one", "a sentence of several words that needs room", "/a/path/in/one/word"]]
+    found = Table("t", (), True, ("k", "words", "path"), tuple(tuple(row) for row in rows))
+    out = "\n".join(lay_out(found, 50, str))
+    assert "/a/path/in/one/word" in out
+    assert max(map(len, out.splitlines())) <= 50
+    assert "/a/path/in/one/word" not in "\n".join(lay_out(found, 30, str))
