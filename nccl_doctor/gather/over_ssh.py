@@ -182,7 +182,7 @@ def combine(
 ) -> Report:
     """One report from the answers of all hosts. `run` is the record of this process."""
     reports = [report for ended in heard.ended if (report := report_of(ended.stdout)) is not None]
-    problems = list(_problems(fleet, heard, reports))
+    problems = list(_problems(fleet, heard, reports, run.duration_s or 0.0))
     if len(reports) == 1 and reports[0].cluster.complete and not problems:
         return replace(reports[0], run=_taken_over(reports[0].run, run))
     problems = [problem for problem in problems if checks.wanted(problem.code)]
@@ -244,10 +244,13 @@ def _options_for_hosts(options: Options, left_s: float, lost: frozenset[int]) ->
     )
 
 
-def _problems(fleet: Fleet, heard: Heard, reports: Sequence[Report]) -> Iterable[Finding]:
-    """Findings on hosts without a report, from what ssh printed here."""
+def _problems(
+    fleet: Fleet, heard: Heard, reports: Sequence[Report], after_s: float
+) -> Iterable[Finding]:
+    """Findings on hosts without a report, from what ssh printed here in so many seconds."""
     if heard.interrupted:
-        yield Finding(RUN_INTERRUPTED, f"received {heard.interrupted}")
+        words = f"stopped after {after_s:.1f} s by {heard.interrupted}"
+        yield Finding(RUN_INTERRUPTED, words)
     there = {host.node_rank for report in reports for host in report.cluster.hosts if host.reported}
     yield from faults.findings(
         (

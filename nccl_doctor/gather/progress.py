@@ -35,13 +35,13 @@ class Progress:
         more: Callable[[], float] = no_more,
     ) -> None:
         """`shown`: this participant has the board of its host; `speaks`: it speaks for its host,
-        and prints lines of its own; `logs`: those of long waits too, where there is no terminal;
+        and prints lines of its own; `logs`: of long waits too, where there is no terminal;
         `more`: seconds by which the deadline is put off.
         """
         self.doing = "starting"
         self._shown = shown and obeys_escapes(sys.stderr)
-        self._speaks, self._logs = speaks, logs and not sys.stderr.isatty()
-        self._ends = self._shown or (speaks and logs)
+        self._speaks, self._logs = speaks, speaks and logs and not sys.stderr.isatty()
+        self._ends = self._shown or self._logs
         self._deadline, self._more = deadline, more
         self._began = self._step_began = time.monotonic()
         self._until: float | None = None

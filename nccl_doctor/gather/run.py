@@ -216,7 +216,7 @@ def prepare(
             # These lines name hosts, before all names are known and could be replaced.
             speaks=of_host and not options.redact,
             # Of srun or mpirun, all hosts write to one log.
-            logs=logs and of_host and (launch.rank == 0 or launch.launcher in (OWN, "torchrun")),
+            logs=logs and (launch.rank == 0 or launch.launcher in (OWN, "torchrun")),
             more=more,
         ),
         past=past,

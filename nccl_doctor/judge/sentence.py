@@ -65,7 +65,7 @@ def summary(
         for finding in roots
         if finding.code == RUN_INTERRUPTED.code and finding.where == Where()
     ]
-    if stopped and not cluster.complete:  # what is missing otherwise follows from that
+    if stopped:  # what is missing otherwise follows from that
         return f"The examination could not be completed: {_few(stopped)}"
     reasons = [finding.kind.title for finding in roots if finding.code in ENGINE_CODES]
     if not (cluster.complete or alone):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from nccl_doctor.gather import progress
 from nccl_doctor.gather.board import MOST_LINES, Phase, Row, Step, lay_out, phase_of
 from nccl_doctor.model.findings import Layer
 
@@ -50,3 +53,27 @@ def test_a_limit_is_never_shown_as_passed_and_phases_follow_the_layers() -> None
     assert Step("x", 31.0, 30.0).line() == "x (30 of 30 s)"
     phases = [phase_of(layer) for layer in sorted(Layer, key=lambda layer: layer.order)]
     assert phases == sorted(phases)
+
+
+@pytest.mark.parametrize("logs", [True, False])
+def test_where_there_is_no_terminal_a_long_wait_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], logs: bool
+) -> None:
+    monkeypatch.setattr(progress, "_LONG_S", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    now = time.monotonic()
+    made = progress.Progress(shown=True, deadline=now + 100, speaks=True, logs=logs)
+    made.say("examining this host", Phase.THIS_HOST)
+    assert capsys.readouterr().err == ""
+    made.say("waiting for node 1", Phase.SIGN_IN, now + 25.4)
+    made.tick()
+    made.say("waiting for nobody", Phase.SIGN_IN, now + 25.4)
+    made.end("FAIL, see node 0 (ux0): 1 problem")
+    assert (
+        capsys.readouterr().err.splitlines()
+        == [
+            "nccl-doctor: [3/7] waiting for node 1 (0 of 25 s)",
+            "nccl-doctor: FAIL, see node 0 (ux0): 1 problem",
+        ]
+        * logs
+    )

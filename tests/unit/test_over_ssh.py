@@ -131,7 +131,7 @@ def test_interrupted_is_not_completed_and_nobody_is_blamed():
     report = of(ended(None), ended(255), by="SIGINT")
     assert (report.verdict, report.exit_code) == ("unknown", 3)
     assert [(f.code, f.message) for f in report.findings] == [
-        ("run-interrupted", "received SIGINT")
+        ("run-interrupted", "stopped after 3.5 s by SIGINT")
     ]
     report = of(ended(None), refused("nd1"), by="SIGTERM")
     assert found(report)["ssh-failed"] == (("nd1",), None)
