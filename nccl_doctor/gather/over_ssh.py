@@ -132,6 +132,7 @@ def run_on_hosts(
         deadline=deadline,
         speaks=not (options.quiet or options.redact),
         more=more,
+        began=started,
     )
     secret = secrets.token_bytes(32)
 

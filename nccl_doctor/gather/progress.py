@@ -33,17 +33,19 @@ class Progress:
         speaks: bool = False,
         logs: bool = False,
         more: Callable[[], float] = no_more,
+        began: float | None = None,
     ) -> None:
         """`shown`: this participant has the board of its host; `speaks`: it speaks for its host,
         and prints lines of its own; `logs`: of long waits too, where there is no terminal;
-        `more`: seconds by which the deadline is put off.
+        `more`: seconds by which the deadline is put off; `began`: the `time.monotonic()` second of
+        the start of the run; now, if not given.
         """
         self.doing = "starting"
         self._shown = shown and obeys_escapes(sys.stderr)
         self._speaks, self._logs = speaks, speaks and logs and not sys.stderr.isatty()
         self._ends = self._shown or self._logs
         self._deadline, self._more = deadline, more
-        self._began = self._step_began = time.monotonic()
+        self._began = self._step_began = time.monotonic() if began is None else began
         self._until: float | None = None
         self._phase: Phase | None = None
         self._rows: Callable[[], Sequence[Row]] = tuple
@@ -75,7 +77,10 @@ class Progress:
             self._next_line = now + _AGAIN_S
             complain(self._step().line())
         if self._shown and now >= self._next:
-            self._draw()
+            try:
+                self._draw()
+            except Exception:  # the terminal is gone, or a row cannot be made: never the run's end
+                self._shown = False
             took = time.monotonic() - now
             self._next = now + max(_EVERY_S, 10 * took)  # the rows of thousands of ranks take time
 

@@ -218,6 +218,7 @@ def prepare(
             # Of srun or mpirun, all hosts write to one log.
             logs=logs and (launch.rank == 0 or launch.launcher in (OWN, "torchrun")),
             more=more,
+            began=started,
         ),
         past=past,
         redaction=redaction,
