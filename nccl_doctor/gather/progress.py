@@ -20,6 +20,8 @@ from nccl_doctor.toolkit.terminal import complain, obeys_escapes
 _EVERY_S = 0.2
 _LONG_S, _AGAIN_S = 5.0, 30.0
 """Without a terminal, a wait for others is told once it takes that long, and then so often."""
+_WAITS = (Phase.THIS_HOST, Phase.SIGN_IN)
+"""Phases in which others may never come. What comes after has its place in the report."""
 
 
 class Progress:
@@ -73,7 +75,8 @@ class Progress:
     def tick(self) -> None:
         """Draw the board again, at most some times a second."""
         now = time.monotonic()
-        if self._logs and self._until is not None and now >= self._next_line:
+        waits = self._until is not None and self._phase in _WAITS
+        if self._logs and waits and now >= self._next_line:
             self._next_line = now + _AGAIN_S
             complain(self._step().line())
         if self._shown and now >= self._next:

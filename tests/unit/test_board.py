@@ -68,6 +68,7 @@ def test_where_there_is_no_terminal_a_long_wait_is_one_line(
     made.say("waiting for node 1", Phase.SIGN_IN, now + 25.4)
     made.tick()
     made.say("waiting for nobody", Phase.SIGN_IN, now + 25.4)
+    made.say("a round", Phase.NETWORK, now + 30)
     made.end("FAIL, see node 0 (ux0): 1 problem")
     assert (
         capsys.readouterr().err.splitlines()
