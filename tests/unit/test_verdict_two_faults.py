@@ -18,7 +18,7 @@ from nccl_doctor.checks.firewall import (
 )
 from nccl_doctor.checks.interfaces import INTERFACE_MISSING, Interfaces
 from nccl_doctor.checks.interfaces.comparison import MTU_DIFFERS
-from nccl_doctor.checks.links import HOST_SLOW
+from nccl_doctor.checks.links import HOST_SLOW, LINK_SLOW
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import Report
@@ -31,6 +31,7 @@ from tests.support.reports import RUN, kind, made_check, through_json
 HOSTS = ("nd0", "nd1", "nd2", "nd3")
 ENV = kind("env-broken", Layer.ENV)
 LOW = kind("low-host", Layer.HOST)
+BETWEEN = replace(kind("differs", Layer.ENV), between=True)
 
 Link = tuple[str, str]
 
@@ -149,6 +150,14 @@ def test_the_interface_of_one_host_is_not_that_of_another() -> None:
     }
     same = Finding(HOST_SLOW, "", replace(at("nd0"), interfaces=("eth0",)))
     assert roots(report_of(mtu, same)) == {(MTU_DIFFERS.code, ("nd0",), ())}
+
+
+def test_a_variable_that_differs_makes_no_link_of_other_hosts_slow() -> None:
+    differs = Finding(BETWEEN, "", at("nd1"))
+    slow = Finding(LINK_SLOW, "", at(links=[("nd0", "nd2"), ("nd2", "nd0")]))
+    assert roots(report_of(differs, slow, HANGS)) == {(BETWEEN.code, ("nd1",), ())}
+    report = report_of(differs, slow)
+    assert [f.explained_by for f in report.findings if f.code == LINK_SLOW.code] == [None]
 
 
 def test_faults_of_all_ranks_of_a_host_are_a_fault_of_the_host() -> None:
