@@ -43,6 +43,11 @@ from nccl_doctor.model.findings import Severity as Severity
 from nccl_doctor.model.findings import Turn as Turn
 from nccl_doctor.model.findings import Where as Where
 from nccl_doctor.model.findings import number_range as number_range
+from nccl_doctor.model.fixes import Fix as Fix
+from nccl_doctor.model.fixes import On as On
+from nccl_doctor.model.fixes import Step as Step
+from nccl_doctor.model.fixes import export as export
+from nccl_doctor.model.fixes import word as word
 from nccl_doctor.model.job import Job as Job
 from nccl_doctor.model.launch import Launch as Launch
 from nccl_doctor.model.launch import LaunchProblem as LaunchProblem

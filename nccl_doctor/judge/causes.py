@@ -113,6 +113,7 @@ def importance(finding: Finding) -> tuple[Any, ...]:
         _canonical(finding.where.to_json()),
         finding.message,
         finding.fix,
+        repr(getattr(finding.fix, "steps", ())),  # two may have one text
         finding.confidence.value,
         finding.explained_by or "",
         finding.check,

@@ -12,6 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from nccl_doctor.model.findings import Confidence, Finding, Kind, Layer, Severity, Where
+from nccl_doctor.model.fixes import Fix, On, Step
 
 _TEXT = (str,)
 _KIND: Mapping[str, tuple[type, ...]] = {
@@ -42,6 +43,13 @@ _FINDING: Mapping[str, tuple[type, ...]] = {
     "excused_by": _TEXT,
     "timed_out": (bool,),
 }
+_STEP: Mapping[str, tuple[type, ...]] = {
+    "command": _TEXT,
+    "on": (On, tuple),
+    "undo": _TEXT,
+    "note": _TEXT,
+    "persists": (bool,),
+}
 _WHERE: Mapping[str, type] = {
     "hosts": str,
     "ranks": int,
@@ -62,6 +70,8 @@ def well_formed(given: Any) -> Finding:
         raise TypeError(f"yielded {_a(given)}, not a Finding")
     _each(given, _FINDING, "")
     _each(given.kind, _KIND, "kind.")
+    for fix in (given.fix, given.kind.fix):
+        _look_at_fix(fix)
     return given.replaced(where=_where(given.where))
 
 
@@ -82,6 +92,19 @@ def _each(given: Any, types: Mapping[str, tuple[type, ...]], path: str) -> None:
         if not isinstance(value, allowed):
             wanted = " or ".join("None" if one is type(None) else one.__name__ for one in allowed)
             raise TypeError(f"yielded a Finding whose {path}{name} is {_a(value)}, not {wanted}")
+
+
+def _look_at_fix(fix: Any) -> None:
+    for step in getattr(fix, "steps", ()):
+        if type(step) is not Step:
+            raise TypeError(f"yielded a Finding with {_a(step)} in fix.steps, not a Step")
+        _each(step, _STEP, "fix.steps.")
+        if not isinstance(step.on, On) and not all(isinstance(name, str) for name in step.on):
+            raise TypeError("yielded a Finding with fix.steps on what is no name of a host")
+    for other in getattr(fix, "alternatives", ()):
+        if type(other) is not Fix or other.alternatives:
+            raise TypeError(f"yielded a Finding with {_a(other)} in fix.alternatives")
+        _look_at_fix(other)
 
 
 def _where(where: Where) -> Where:

@@ -187,8 +187,9 @@ class Finding:
     """One fault (or one fact worth knowing), with the observed values and the place.
 
     `message` holds values, not places: places are in `where` and are rendered from there, so that
-    the same fault on many ranks folds into one finding. Set `explained_by` in `judge` only if
-    another finding of the same check is the cause and the layers cannot show that. `shuts_out`
+    the same fault on many ranks folds into one finding. `fix` is text, or a `Fix`, which knows what
+    to type on which hosts. Set `explained_by` in `judge` only if another finding of the same check
+    is the cause and the layers cannot show that. `shuts_out`
     marks a fault on the host of rank 0 that stops all other hosts from signing in: it then explains
     every absent host. Without `drains`, the host stays in service whatever its kind says: the fact
     is certain, and a setting or a program on the host can have made it. `excused_by` is the code of
@@ -234,7 +235,7 @@ class Finding:
             "severity": self.level.value,
             "title": self.kind.title,
             "message": self.message,
-            "fix": self.fix or self.kind.fix,
+            "fix": str(self.fix or self.kind.fix),
             "where": self.where.to_json(),
             "evidence": dict(self.evidence),
             "explained_by": self.explained_by,

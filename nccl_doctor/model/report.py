@@ -23,6 +23,7 @@ from nccl_doctor.model.findings import (
     Status,
     Where,
 )
+from nccl_doctor.model.fixes import StepHosts, fix_from_json, fix_to_json
 from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.run_record import RunRecord
 
@@ -62,6 +63,7 @@ class Report:
 
     def to_json(self) -> Json:
         """The report as `schema.json` describes it."""
+        hosts = StepHosts(self.cluster)
         return {
             "schema_version": self.schema_version,
             "tool": dict(self.tool),
@@ -69,8 +71,8 @@ class Report:
             "exit_code": self.exit_code,
             "summary": self.summary,
             "run": self.run.to_json(self.cluster),
-            "root_causes": [_finding_json(finding) for finding in self.root_causes],
-            "findings": [_finding_json(finding) for finding in self.findings],
+            "root_causes": [_finding_json(finding, hosts) for finding in self.root_causes],
+            "findings": [_finding_json(finding, hosts) for finding in self.findings],
             "checks": [check.to_json() for check in self.checks],
             "hosts": hosts_to_json(self.cluster),
             "ranks": ranks_to_json(self.cluster),
@@ -128,9 +130,14 @@ class ParticipantResult:
     finish: Callable[[int], None] = field(default=lambda code: None)
 
 
-def _finding_json(finding: Finding) -> Json:
+def _finding_json(finding: Finding, hosts: StepHosts) -> Json:
     drains = finding.kind.drains and finding.drains
-    return {**finding.to_json(), "why": finding.kind.why, "drains": drains}
+    return {
+        **finding.to_json(),
+        **fix_to_json(finding, hosts),
+        "why": finding.kind.why,
+        "drains": drains,
+    }
 
 
 def _finding(node: Node) -> Finding:
@@ -146,7 +153,7 @@ def _finding(node: Node) -> Finding:
         layer=node.choice("layer", Layer),
         title=node.get("title", str),
         why=node.get("why", str, ""),
-        fix=node.get("fix", str),
+        fix=fix_from_json(node),
         severity=node.choice("severity", Severity),
         drains=node.get("drains", bool, False),
     )

@@ -13,6 +13,7 @@ from nccl_doctor.model.findings import Finding, Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.formats.markdown import sections
 from nccl_doctor.report.places import MOST_PLACES, Places, by_kind, some
+from nccl_doctor.report.steps import Steps
 from nccl_doctor.toolkit.terminal import inert, safe
 
 MOST = 10
@@ -29,16 +30,16 @@ def commands(report: Report) -> str:
 
     What another finding explains is left out. An exit code that is not 0 always has an error.
     """
-    places = Places(report)
+    places, steps = Places(report), Steps(report)
     errors: list[str] = []
     warnings: list[str] = []
     for group in by_kind(report.root_causes):
         kept = errors if group[0].level is Severity.FAIL else warnings
-        kept.append(_annotation(places, group))
+        kept.append(_annotation(places, steps, group))
     roots = {(finding.code, finding.level) for finding in report.root_causes}
     for group in by_kind(f for f in report.findings if not f.explained_by):
         if group[0].level is Severity.WARN and (group[0].code, group[0].level) not in roots:
-            warnings.append(_annotation(places, group))
+            warnings.append(_annotation(places, steps, group))
     if report.exit_code and not errors:
         title = _property(f"nccl-doctor: {report.verdict.upper()}")
         errors.append(f"title={title}::{_data([report.summary])}")
@@ -69,7 +70,7 @@ def inert_as(form: str, text: str) -> str:
     return inert(text)
 
 
-def _annotation(places: Places, group: Sequence[Finding]) -> str:
+def _annotation(places: Places, steps: Steps, group: Sequence[Finding]) -> str:
     """Properties and message of one command, for all findings of a code."""
     kind = group[0].kind
     where = list(dict.fromkeys(filter(None, (places.say(found.where) for found in group))))
@@ -79,8 +80,8 @@ def _annotation(places: Places, group: Sequence[Finding]) -> str:
         lines.append(f"seen: {finding.message}{'' if sure == 'certain' else f' ({sure})'}")
     if len(group) > MOST_PLACES:
         lines.append(f"and {len(group) - MOST_PLACES} more like this")
-    fixes = dict.fromkeys(finding.fix or kind.fix for finding in group[:MOST_PLACES])
-    lines += [f"fix: {fix}" for fix in fixes]
+    for block in steps.blocks(group, MOST_PLACES):
+        lines += ["fix:", *block.lines] if block.lines else [f"fix: {block.prose}"]
     return f"title={_property(f'{kind.code}: {kind.title}')}::{_data(lines)}"
 
 

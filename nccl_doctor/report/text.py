@@ -14,6 +14,7 @@ from nccl_doctor.report.links import LEGEND
 from nccl_doctor.report.links import lay_out as lay_out_links
 from nccl_doctor.report.places import MOST_PLACES, Places, by_kind, checks_in_words, some
 from nccl_doctor.report.sections import Checks, no_checks
+from nccl_doctor.report.steps import Block, Steps
 from nccl_doctor.toolkit.terminal import safe
 
 _MARKS = {"pass": "✓", "fail": "✗", "warn": "!", "unknown": "?", "blocked": "·", "skipped": "·"}
@@ -62,14 +63,14 @@ def render(
         checks: asked what they measured.
     """
     page = _Page(max(width, MIN_WIDTH), color)
-    places = Places(report, ranges=True)
+    places, steps = Places(report, ranges=True), Steps(report)
     page.line(f"nccl-doctor: {report.verdict.upper()}: {report.summary}", report.verdict, bold=True)
     for group in by_kind(report.root_causes):
-        _root_cause(page, places, group, quiet)
+        _root_cause(page, places, steps, group, quiet)
     if not quiet:
         _links(page, report, checks)
         _explained(page, places, report)
-        _warnings(page, places, report)
+        _warnings(page, places, steps, report)
         _not_tested(page, report)
         if report.verdict in ("pass", "warn") and not report.run.alone:
             _card(page, report, checks)
@@ -138,30 +139,34 @@ class _Page:
         return self._width
 
 
-def _root_cause(page: _Page, places: Places, group: Sequence[Finding], quiet: bool) -> None:
+def _root_cause(
+    page: _Page, places: Places, steps: Steps, group: Sequence[Finding], quiet: bool
+) -> None:
     kind, tone = group[0].kind, group[0].level.value
     mark = _MARKS[tone]
     page.gap()
     page.line(f"{kind.title}  [{kind.code}]", tone, bold=True, first=f"{mark} ")
-    fixes: list[str] = []
     for finding in group[:MOST_PLACES]:
         where = places.say(finding.where)
         if where:
             _entry(page, "where", where)
         _entry(page, "seen", finding.message + _doubt(finding))
-        fix = finding.fix or kind.fix
-        if fix not in fixes:
-            fixes.append(fix)
     if len(group) > MOST_PLACES:
         _entry(page, "", f"and {len(group) - MOST_PLACES} more like this (all of them in --json)")
     if kind.why and not quiet:
         _entry(page, "why", kind.why)
-    for fix in fixes:
-        _entry(page, "fix", fix)
+    for block in steps.blocks(group, MOST_PLACES):
+        _fix(page, block, "  fix   ")
 
 
 def _entry(page: _Page, name: str, text: str) -> None:
     page.line(text, first=f"  {name:<6}", rest=" " * 8)
+
+
+def _fix(page: _Page, block: Block, first: str) -> None:
+    """Write prose as a paragraph, and commands as they are: one on a line, never wrapped."""
+    page.line(block.prose, first=first, rest=" " * len(first))
+    page.raw((" " * len(first) if i else first) + line for i, line in enumerate(block.lines))
 
 
 def _doubt(finding: Finding) -> str:
@@ -194,7 +199,7 @@ def _explained(page: _Page, places: Places, report: Report) -> None:
         _short(page, places, "·", whole, f"explained by {causes}")
 
 
-def _warnings(page: _Page, places: Places, report: Report) -> None:
+def _warnings(page: _Page, places: Places, steps: Steps, report: Report) -> None:
     roots = {(finding.code, finding.level) for finding in report.root_causes}
     warnings = [
         finding
@@ -208,7 +213,8 @@ def _warnings(page: _Page, places: Places, report: Report) -> None:
     for group in by_kind(warnings):
         for finding in group[:MOST_PLACES]:
             _short(page, places, "!", finding, finding.message + _doubt(finding))
-            page.line(f"fix: {finding.fix or finding.kind.fix}", first="    ")
+            for block in steps.blocks([finding], 1):
+                _fix(page, block, "    fix: ")
         if len(group) > MOST_PLACES:
             page.line(f"and {len(group) - MOST_PLACES} more {group[0].code}", first="  ! ")
 

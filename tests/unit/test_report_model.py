@@ -239,7 +239,7 @@ KEYS = {
     "run": "id started duration_s launcher backend level world_size nnodes command options "
     "complete join_timeout_s collective_timeout_s expected job alone",
     "findings.0": "code check layer severity title message fix where evidence explained_by "
-    "confidence why drains",
+    "confidence why drains fix_steps fix_alternatives",
     "findings.0.where": "hosts ranks links devices interfaces nodes",
     "checks.0": "name layer scope status reason duration_s hosts_or_ranks_tested",
     "hosts.0": "id host node_rank reported joined key addresses facts",

@@ -16,6 +16,7 @@ from nccl_doctor.model.cluster import Facts, OutcomeStatus
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.places import Places, some
+from nccl_doctor.report.steps import Steps
 from nccl_doctor.toolkit.terminal import safe
 
 _LONGEST_NAME = 200
@@ -52,7 +53,7 @@ def render(report: Report) -> str:
     """
     ground = _Ground(report)
     cases = _unique(
-        [_verdict(report), *_of_checks(report, ground), *_of_the_engine(report, ground.places)]
+        [_verdict(report), *_of_checks(report, ground), *_of_the_engine(report, ground)]
     )
     counts = {name: str(sum(case.outcome == name for case in cases)) for name in _ELEMENTS}
     total = {
@@ -157,7 +158,7 @@ def _of_checks(report: Report, ground: _Ground) -> Iterator[_Case]:
                 _GAP[check.status],
                 check.status.value,
                 check.reason or check.status.value,
-                out=_in_words(ground.places, findings),
+                out=_in_words(ground, findings),
             )
             continue
         by_place = ground.cases(check, findings)
@@ -168,28 +169,28 @@ def _of_checks(report: Report, ground: _Ground) -> Iterator[_Case]:
                 yield _Case(classname, name, seconds, "skipped", "unknown", check.reason)
             else:
                 case = _Case(classname, name, seconds)
-                yield _judged(case, ground.places, here, strict=strict)
+                yield _judged(case, ground, here, strict=strict)
 
 
-def _of_the_engine(report: Report, places: Places) -> Iterator[_Case]:
+def _of_the_engine(report: Report, ground: _Ground) -> Iterator[_Case]:
     """Cases that belong to no check of this report: the examination, or a plug-in gone since."""
     names = {check.name for check in report.checks}
     for finding in report.findings:
         if finding.check not in names:
             classname = f"{finding.kind.layer.value}.{finding.check or 'nccl_doctor'}"
-            place = places.say(finding.where)
+            place = ground.places.say(finding.where)
             name = f"{finding.code}[{place}]" if place else finding.code
-            yield _judged(_Case(classname, name), places, [finding])
+            yield _judged(_Case(classname, name), ground, [finding])
 
 
 def _judged(
-    case: _Case, places: Places, findings: Sequence[Finding], *, strict: bool = False
+    case: _Case, ground: _Ground, findings: Sequence[Finding], *, strict: bool = False
 ) -> _Case:
     """The case with what was found there: the worst of it decides."""
     worst = Severity.WARN if strict else Severity.FAIL
     by_level = sorted(findings, key=lambda finding: finding.level.order)
     bad = [finding for finding in by_level if finding.level.order <= worst.order]
-    case = replace(case, out=_in_words(places, by_level[len(bad) :]))
+    case = replace(case, out=_in_words(ground, by_level[len(bad) :]))
     if not bad:
         return case
     causes = [finding for finding in bad if not finding.explained_by]
@@ -200,21 +201,27 @@ def _judged(
         outcome="failure" if causes else "skipped",
         type=first.code,
         message=f"{why}{first.kind.title}: {first.message}",
-        text=_in_words(places, causes or bad),
+        text=_in_words(ground, causes or bad),
     )
 
 
-def _in_words(places: Places, findings: Sequence[Finding]) -> str:
+def _in_words(ground: _Ground, findings: Sequence[Finding]) -> str:
     parts = []
     for finding in findings[:_MOST]:
         lines = [_clean(f"{finding.level.value}: {finding.kind.title} [{finding.code}]")]
         rows = {
-            "where": places.say(finding.where),
+            "where": ground.places.say(finding.where),
             "seen": finding.message,
             "why": finding.kind.why,
-            "fix": finding.fix or finding.kind.fix,
         }
         lines += [f"{key}: {_clean(value)}" for key, value in rows.items() if value]
+        for block in ground.steps.blocks([finding], 1):
+            fix = (
+                ["fix:", *map(_clean, block.lines)]
+                if block.lines
+                else [f"fix: {_clean(block.prose)}"]
+            )
+            lines += fix
         parts.append("\n".join(lines))
     if len(findings) > _MOST:
         parts.append(f"and {len(findings) - _MOST} more")
@@ -226,6 +233,7 @@ class _Ground:
 
     def __init__(self, report: Report) -> None:
         self.places = Places(report)
+        self.steps = Steps(report)
         self._of_rank: dict[str, list[str]] = defaultdict(list)
         self._gaps: set[tuple[str, str]] = set()
         for host in report.cluster.hosts:

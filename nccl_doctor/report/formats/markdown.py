@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from nccl_doctor.model.findings import Finding, Severity, Status, Where
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.places import MOST_PLACES, Places, by_kind, checks_in_words
+from nccl_doctor.report.steps import Block, Steps
 from nccl_doctor.report.text import counts
 from nccl_doctor.toolkit.terminal import safe
 
@@ -30,11 +31,11 @@ def render(report: Report) -> str:
 
 def sections(report: Report) -> list[str]:
     """Parts of `render`; each can be shown without those after it, and ends in a newline."""
-    places = Places(report)
+    places, steps = Places(report), Steps(report)
     mark = _MARKS.get(report.verdict, "")
     top = f"## {mark} nccl-doctor: {report.verdict.upper()}\n\n{prose(report.summary)}\n"
-    roots = [_root_cause(places, group) for group in by_kind(report.root_causes)]
-    rest = [_explained(places, report), _warnings(places, report), _not_tested(report)]
+    roots = [_root_cause(places, steps, group) for group in by_kind(report.root_causes)]
+    rest = [_explained(places, report), _warnings(places, steps, report), _not_tested(report)]
     return [top, *roots, *filter(None, rest), f"{prose(counts(report))}\n"]
 
 
@@ -56,29 +57,27 @@ def _fence(words: str, least: int) -> str:
     return "`" * max(least, 1 + max(map(len, re.findall("`+", words)), default=0))
 
 
-def _block(text: str) -> str:
-    words = safe(text)[:_LONGEST]
-    fence = _fence(words, 3)
-    return f"  {fence}text\n  {words}\n  {fence}\n"
+def _block(block: Block) -> str:
+    fence = _fence(block.text, 3)
+    rows = [f"  {line[:_LONGEST]}\n" for line in block.text.split("\n")]
+    return f"  {fence}{'bash' if block.lines else 'text'}\n{''.join(rows)}  {fence}\n"
 
 
-def _root_cause(places: Places, group: Sequence[Finding]) -> str:
+def _root_cause(places: Places, steps: Steps, group: Sequence[Finding]) -> str:
     kind = group[0].kind
     mark = "⚠️" if group[0].level is Severity.WARN else "❌"
     lines = [f"### {mark} {prose(kind.title)} {code(kind.code)}\n\n"]
-    fixes: dict[str, None] = {}
     for finding in group[:MOST_PLACES]:
         where = places.say(finding.where)
         if where:
             lines.append(f"- **where** {code(where)}\n")
         lines.append(f"- **seen** {code(finding.message)}{_doubt(finding)}\n")
-        fixes[finding.fix or kind.fix] = None
     if len(group) > MOST_PLACES:
         lines.append(f"- and {len(group) - MOST_PLACES} more like this\n")
     if kind.why:
         lines.append(f"- **why** {prose(kind.why)}\n")
-    for fix in fixes:
-        lines.append(f"- **fix**\n\n{_block(fix)}")
+    for block in steps.blocks(group, MOST_PLACES):
+        lines.append(f"- **fix**\n\n{_block(block)}")
     return "".join(lines)
 
 
@@ -109,7 +108,7 @@ def _explained(places: Places, report: Report) -> str:
     return _list("Explained by the above, gone when it is fixed", lines)
 
 
-def _warnings(places: Places, report: Report) -> str:
+def _warnings(places: Places, steps: Steps, report: Report) -> str:
     roots = {(finding.code, finding.level) for finding in report.root_causes}
     lines = []
     for group in by_kind(f for f in report.findings if not f.explained_by):
@@ -117,9 +116,13 @@ def _warnings(places: Places, report: Report) -> str:
             continue
         for finding in group[:MOST_PLACES]:
             words = f"{code(finding.message)}{_doubt(finding)}"
-            fix = code(finding.fix or finding.kind.fix)
             head = f"{code(finding.code)}{_place(places, finding.where)}"
-            lines.append(f"{head}: {words}; fix: {fix}")
+            blocks = steps.blocks([finding], 1)
+            if any(block.lines for block in blocks):
+                lines.append(f"{head}: {words}; fix:\n\n{''.join(map(_block, blocks))}")
+            else:
+                fix = code(finding.fix or finding.kind.fix)
+                lines.append(f"{head}: {words}; fix: {fix}")
         if len(group) > MOST_PLACES:
             lines.append(f"and {len(group) - MOST_PLACES} more {code(group[0].code)}")
     return _list("Warnings", lines)

@@ -16,6 +16,7 @@ from nccl_doctor.report.page.markup import Html, element, fold, table, together
 from nccl_doctor.report.page.outcomes import in_order, number
 from nccl_doctor.report.places import Places, by_kind, checks_in_words
 from nccl_doctor.report.sections import Checks, sections_of
+from nccl_doctor.report.steps import Steps
 
 _MOST = 64
 """Findings of one kind that are written out."""
@@ -86,20 +87,20 @@ def _setup(report: Report, checks: Checks) -> Iterator[tuple[str, str]]:
 
 def sections(report: Report) -> Iterator[Html]:
     """Sections of the page: what to fix; symptoms, warnings, gaps and notes."""
-    places = Places(report)
+    places, steps = Places(report), Steps(report)
     if report.root_causes:
-        cards = [_card(places, group) for group in by_kind(report.root_causes)]
+        cards = [_card(places, steps, group) for group in by_kind(report.root_causes)]
         yield element("section", element("h2", "What to fix"), *cards, id="causes")
     loud = [found for found in report.findings if found.level is not Severity.INFO]
     notes = [found for found in report.findings if found.level is Severity.INFO]
     explained = [found for found in loud if found.explained_by]
     title = "Explained by the above, gone when it is fixed"
-    yield from _folded(places, title, "explained", explained)
+    yield from _folded(places, steps, title, "explained", explained)
     causes = {(finding.code, finding.level) for finding in report.root_causes}
     rest = [f for f in loud if not f.explained_by and (f.code, f.level) not in causes]
-    yield from _folded(places, "Warnings", "warnings", rest, is_open=True)
+    yield from _folded(places, steps, "Warnings", "warnings", rest, is_open=True)
     yield from _gaps(report)
-    yield from _folded(places, "Worth knowing", "notes", notes)
+    yield from _folded(places, steps, "Worth knowing", "notes", notes)
 
 
 def checks(report: Report) -> Html | None:
@@ -134,7 +135,7 @@ def _table(found: Sequence[CheckResult]) -> Html:
     return table(("status", "check", "layer", "tested", "took", "reason"), rows)
 
 
-def _card(places: Places, group: Sequence[Finding]) -> Html:
+def _card(places: Places, steps: Steps, group: Sequence[Finding]) -> Html:
     kind, level = group[0].kind, group[0].level.value
     title = element(
         "h3",
@@ -147,8 +148,7 @@ def _card(places: Places, group: Sequence[Finding]) -> Html:
         left = len(group) - _MOST
         parts.append(element("p", f"and {left} more like this (all of them in the JSON report)"))
     why = element("p", element("b", "why "), kind.why) if kind.why else None
-    fixes = dict.fromkeys(finding.fix or kind.fix for finding in group[:_MOST])
-    fix = [fix_of(each) for each in fixes if each]
+    fix = [fix_of(block.text) for block in steps.blocks(group, _MOST)]
     fix = [element("p", element("b", "fix")), *fix] if fix else []
     return element("article", title, *parts, why, *fix, class_=level)
 
@@ -173,7 +173,13 @@ def _evidence(finding: Finding) -> Html | None:
 
 
 def _folded(
-    places: Places, title: str, name: str, findings: Iterable[Finding], is_open: bool = False
+    places: Places,
+    steps: Steps,
+    title: str,
+    name: str,
+    findings: Iterable[Finding],
+    *,
+    is_open: bool = False,
 ) -> Iterator[Html]:
     groups = by_kind(findings)
     if not groups:
@@ -184,7 +190,7 @@ def _folded(
         reason = f", explained by {', '.join(causes)}" if causes else ""
         place = places.say(group[0].where) if len(group) == 1 else f"{len(group)} places"
         words = group[0].kind.title + (f" ({place})" if place else "") + reason
-        parts.append(fold(words, _card(places, group)))
+        parts.append(fold(words, _card(places, steps, group)))
     yield element("section", fold(element("h2", title), *parts, is_open=is_open), id=name)
 
 

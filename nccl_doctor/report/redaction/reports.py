@@ -100,6 +100,8 @@ def _behind(key: str, name: str) -> str:
     """
     if name == "value" or key == "outputs":
         return key
+    if key == "fix_steps" and name == "command":
+        return ""  # a line for a shell, not our own command line
     return "" if key == "sources" else name
 
 

@@ -1,0 +1,202 @@
+"""Fixes as data: what to type, on which hosts, and how to take it back.
+
+A fix is text, for whoever wants one line, and knows the steps that it is made of. A command comes
+from facts of other hosts: `word` quotes whatever is not this program's own.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.findings import Finding, Where
+from nccl_doctor.model.json_node import Node
+
+
+class On(str, Enum):
+    """Hosts on which a step is typed: those of the finding, every one, every one but those."""
+
+    HERE = "here"
+    EVERY = "every host"
+    OTHERS = "the other hosts"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of a fix.
+
+    Attributes:
+        command: one line that bash and zsh take as it is. Where a value is not known, it is named
+            in capitals (ADDRESS, NIC), and the line begins with `# `, so that no shell runs it.
+        on: which hosts, or their names.
+        undo: the command that takes it back; empty if there is none, or it needs none.
+        note: a few words for the line above the command.
+        persists: whether it lasts when the host starts again.
+    """
+
+    command: str
+    on: On | tuple[str, ...] = On.HERE
+    undo: str = ""
+    note: str = ""
+    persists: bool = False
+
+
+class Fix(str):
+    """A fix that can be typed: its text on one line, its steps, and other ways to the same end.
+
+    Without `text`, the line is made of the steps. What is made of a fix by adding text is only
+    text.
+    """
+
+    steps: tuple[Step, ...]
+    alternatives: tuple[Fix, ...]
+
+    def __new__(cls, *steps: Step, text: str = "", alternatives: Iterable[Fix] = ()) -> Fix:
+        """See the class."""
+        others = tuple(alternatives)
+        self = super().__new__(cls, text or _in_words(steps, others))
+        self.steps, self.alternatives = steps, others
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Fix):
+            mine = (str(self), self.steps, self.alternatives)
+            return mine == (str(other), other.steps, other.alternatives)
+        return str.__eq__(self, other) if isinstance(other, str) else NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made, (self.steps, str(self), self.alternatives)
+
+
+def _made(steps: tuple[Step, ...], text: str, alternatives: tuple[Fix, ...]) -> Fix:
+    return Fix(*steps, text=text, alternatives=alternatives)
+
+
+def _in_words(steps: Iterable[Step], alternatives: Iterable[Fix]) -> str:
+    parts = []
+    for step in steps:
+        where = step.on.value if isinstance(step.on, On) else ", ".join(step.on)
+        head = "" if step.on is On.HERE else f"on {where}: "
+        parts.append(head + step.command + (f" ({step.note})" if step.note else ""))
+    parts += [f"or {each}" for each in alternatives]
+    return "; ".join(parts)
+
+
+def word(text: str) -> str:
+    """A word of a command line, as bash and zsh read it: zsh expands a leading `=`."""
+    return f"'{text}'" if text.startswith("=") and "'" not in text else shlex.quote(text)
+
+
+def export(**variables: str) -> Step:
+    """The step that sets variables in the shell that starts the job, on every host."""
+    words = " ".join(f"{name}={word(value)}" for name, value in variables.items())
+    return Step(f"export {words}", On.EVERY, undo=f"unset {' '.join(variables)}")
+
+
+class StepHosts:
+    """Hosts of a cluster by their labels, as steps need them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.every = tuple(dict.fromkeys(host.label for host in cluster.hosts))
+        self._of_rank: dict[int, list[str]] = defaultdict(list)
+        self._of_node: dict[int, list[str]] = defaultdict(list)
+        for rank in cluster.ranks:
+            if rank.rank is not None:
+                self._of_rank[rank.rank].append(rank.host.label)
+        for host in cluster.hosts:
+            if host.node_rank is not None:
+                self._of_node[host.node_rank].append(host.label)
+
+    def of(self, step: Step, where: Where) -> tuple[str, ...]:
+        """Labels of the hosts on which a step of a finding at that place is typed."""
+        if not isinstance(step.on, On):
+            return step.on
+        if step.on is On.EVERY:
+            return self.every
+        here = self._at(where)
+        if step.on is On.OTHERS:
+            return tuple(name for name in self.every if name not in here)
+        return tuple(here) or self.every
+
+    def _at(self, where: Where) -> dict[str, None]:
+        """The hosts that a place names; of ranks, nodes and links only where it names none."""
+        ranks = (name for rank in where.ranks for name in self._of_rank.get(rank, ()))
+        nodes = (
+            name for node in where.nodes for name in self._of_node.get(node, (f"node {node}",))
+        )
+        links = (end for link in where.links for end in link)
+        for names in (where.hosts, ranks, nodes, links):
+            found = dict.fromkeys(names)
+            if found:
+                return found
+        return {}
+
+
+def steps_on(cluster: Cluster, finding: Finding, host: str) -> list[Step]:
+    """Steps that the first way to fix a finding has for one host, in their order."""
+    fix, hosts = finding.fix or finding.kind.fix, StepHosts(cluster)
+    steps = fix.steps if isinstance(fix, Fix) else ()
+    return [step for step in steps if host in hosts.of(step, finding.where)]
+
+
+def fix_to_json(finding: Finding, hosts: StepHosts) -> dict[str, Any]:
+    """The keys of a finding that hold its fix: one line, the steps, and other ways."""
+    fix = finding.fix or finding.kind.fix
+    data: dict[str, Any] = {"fix": str(fix), "fix_steps": [], "fix_alternatives": []}
+    if isinstance(fix, Fix):
+        data["fix_steps"] = _steps_json(fix, finding.where, hosts)
+        data["fix_alternatives"] = [
+            {"fix": str(each), "fix_steps": _steps_json(each, finding.where, hosts)}
+            for each in fix.alternatives
+        ]
+    return data
+
+
+def _steps_json(fix: Fix, where: Where, hosts: StepHosts) -> list[dict[str, Any]]:
+    return [
+        {
+            "hosts": list(hosts.of(step, where)),
+            "command": step.command,
+            "undo": step.undo,
+            "note": step.note,
+            "persists": step.persists,
+        }
+        for step in fix.steps
+    ]
+
+
+def fix_from_json(node: Node) -> str:
+    """Inverse of `fix_to_json`; a report of an older version has text only."""
+    text = node.get("fix", str)
+    steps, others = _steps_of(node), tuple[Fix, ...]()
+    if "fix_alternatives" in node.data:
+        others = node.each("fix_alternatives", lambda n: _fix(n.get("fix", str), _steps_of(n)))
+    return _fix(text, steps, others) if steps or others else text
+
+
+def _fix(text: str, steps: tuple[Step, ...], others: tuple[Fix, ...] = ()) -> Fix:
+    return Fix(*steps, text=text, alternatives=others)
+
+
+def _steps_of(node: Node) -> tuple[Step, ...]:
+    return node.each("fix_steps", _step) if "fix_steps" in node.data else ()
+
+
+def _step(node: Node) -> Step:
+    return Step(
+        command=node.get("command", str),
+        on=node.many("hosts", str),
+        undo=node.get("undo", str, ""),
+        note=node.get("note", str, ""),
+        persists=node.get("persists", bool, False),
+    )

@@ -1,0 +1,151 @@
+"""Fixes for people: which commands to type, and on which hosts. Pure.
+
+A command is never wrapped and never shares its line. What stands beside it is a comment of a shell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from nccl_doctor.model.findings import Finding, Where
+from nccl_doctor.model.fixes import Fix, Step, StepHosts
+from nccl_doctor.model.report import Report
+from nccl_doctor.toolkit.terminal import lines, safe
+
+_FEW = 4
+"""Hosts that are written out one by one."""
+_NUMBERED = re.compile(r"(.*?)(\d+)")
+_IN_SHELL = ("export ", "unset ")
+"""Commands for the shell that starts the job: no start of a host ends what they do."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One way to fix something: words for a paragraph, or lines of a shell."""
+
+    prose: str = ""
+    lines: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The block as it is, without line breaks that it has not got."""
+        return "\n".join(self.lines) or safe(self.prose)
+
+
+class Steps:
+    """Fixes of a report's findings."""
+
+    def __init__(self, report: Report) -> None:
+        self._hosts = StepHosts(report.cluster)
+
+    def blocks(self, findings: Sequence[Finding], most: int) -> list[Block]:
+        """The fixes of findings of one kind: those of the first `most`, each once.
+
+        Steps that several findings share are typed on the hosts of all of them.
+        """
+        shared: dict[tuple[object, ...], list[tuple[Fix, Where]]] = {}
+        for i, finding in enumerate(findings):
+            fix = finding.fix or finding.kind.fix
+            fix = fix if isinstance(fix, Fix) else Fix(text=fix)
+            if fix and (_commands(fix) in shared or i < most):
+                shared.setdefault(_commands(fix), []).append((fix, finding.where))
+        return [block for fixes in shared.values() for block in self._of(fixes)]
+
+    def of_host(self, finding: Finding, host: str) -> Iterator[tuple[Step, tuple[str, ...]]]:
+        """Steps of the first way to fix a finding that a host has a part in, with all hosts."""
+        fix = finding.fix or finding.kind.fix
+        for step in fix.steps if isinstance(fix, Fix) else ():
+            names = self._hosts.of(step, finding.where)
+            if host in names:
+                yield step, names
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Labels of all hosts."""
+        return self._hosts.every
+
+    def on(self, names: Sequence[str]) -> str:
+        """Hosts in words: `on ux2`, `on every host but ux0`."""
+        every = self._hosts.every
+        left = [name for name in every if name not in set(names)]
+        if len(names) > 1 and not left:
+            return "on every host"
+        if 0 < len(left) < min(_FEW, len(names)) and len(names) > _FEW:
+            return f"on every host but {', '.join(map(safe, left))}"
+        return f"on {host_ranges(names)}"
+
+    def _of(self, fixes: Sequence[tuple[Fix, Where]]) -> Iterator[Block]:
+        """One block for a way, of fixes with the same commands."""
+        first = fixes[0][0]
+        if first.steps:
+            yield Block(lines=tuple(self._lines(fixes, "")))
+        elif not first.alternatives:
+            yield Block(prose=str(first))
+        for i, other in enumerate(first.alternatives):
+            same = [(fix.alternatives[i], where) for fix, where in fixes]
+            if other.steps:
+                yield Block(lines=tuple(self._lines(same, "or ")))
+            else:
+                yield Block(prose=f"or: {other}")
+
+    def _lines(self, fixes: Sequence[tuple[Fix, Where]], before: str) -> Iterator[str]:
+        head = ""
+        for i, step in enumerate(fixes[0][0].steps):
+            names = dict.fromkeys(
+                name for fix, where in fixes for name in self._hosts.of(fix.steps[i], where)
+            )
+            above = f"# {before}{self.on(tuple(names))}{_more(step)}"
+            if above != head:
+                yield above
+            head = above
+            yield typed(step.command)
+
+
+def _commands(fix: Fix) -> tuple[object, ...]:
+    """The commands without their hosts: equal for fixes that are said together."""
+    steps = tuple(replace(step, on=()) for step in fix.steps)
+    return (steps or str(fix), *map(_commands, fix.alternatives))
+
+
+def _more(step: Step) -> str:
+    note = safe(step.note)
+    lasts = step.persists or step.command.startswith((*_IN_SHELL, "#"))
+    return f"{'' if lasts else ', until it restarts'}{f': {note}' if note else ''}"
+
+
+def typed(command: str) -> str:
+    """A command as a line; one that is more than a line of plain text becomes a comment."""
+    same = lines(command) == command and len(command.splitlines()) == 1
+    return command if same else f"# {safe(command)}"
+
+
+def host_ranges(names: Iterable[str]) -> str:
+    """Names of hosts as people write them: a few one by one, many as `gpu[001-064]`."""
+    given = list(dict.fromkeys(names))
+    if len(given) <= _FEW:
+        return ", ".join(map(safe, given))
+    numbers: dict[tuple[str, int], list[int]] = {}
+    parts: dict[str, None] = {}
+    for name in map(safe, given):
+        found = _NUMBERED.fullmatch(name)
+        if found is None:
+            parts[name] = None
+        else:
+            numbers.setdefault((found[1], len(found[2])), []).append(int(found[2]))
+    for (stem, width), each in numbers.items():
+        spans = _spans(sorted(each))
+        said = ",".join(f"{a:0{width}}" + (f"-{b:0{width}}" if b > a else "") for a, b in spans)
+        parts[f"{stem}[{said}]" if len(each) > 1 else stem + said] = None
+    return ", ".join(parts)
+
+
+def _spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    spans: list[tuple[int, int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], number)
+        else:
+            spans.append((number, number))
+    return spans

@@ -1,0 +1,206 @@
+"""Fixes as steps: on which hosts, in every form of the report, and back from a file."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from nccl_doctor.api import Finding, Fix, Layer, On, Severity, Step, Where, export, word
+from nccl_doctor.judge.causes import fold
+from nccl_doctor.judge.conclusion import conclude
+from nccl_doctor.judge.finding_types import well_formed
+from nccl_doctor.model.fixes import steps_on
+from nccl_doctor.model.report import Report
+from nccl_doctor.report import github, text
+from nccl_doctor.report.formats import renderer
+from nccl_doctor.report.redaction import redact
+from nccl_doctor.report.steps import host_ranges, typed
+from tests.support.clusters import make_cluster
+from tests.support.reports import RUN, kind, made_check, through_json
+from tests.support.rows import each_row
+
+SHUT = kind("port-shut", Layer.PORT)
+RISK = kind("a-risk", Layer.ROUTE, Severity.WARN)
+HOSTS = ("ux0", "ux1", "ux2", "ux3", "ux4", "ux5")
+LET_IN = Step("iptables -I INPUT -s 192.168.77.1 -j ACCEPT", undo="iptables -D INPUT 1")
+
+
+def report_of(*findings: Finding, hosts=HOSTS) -> Report:
+    cluster = make_cluster(hosts, check="shm", by_host={name: {"x": 1} for name in hosts})
+    return conclude(cluster, [made_check("shm", finds=findings)], run=RUN)
+
+
+def fix_lines(report: Report, width: int = 60) -> list[str]:
+    rows = text.render(report, width=width).splitlines()
+    first = next(i for i, row in enumerate(rows) if row.startswith("  fix "))
+    return [row[8:] for row in rows[first : rows.index("", first)]]
+
+
+@each_row("on, where, head", {
+    "the place": (On.HERE, Where(hosts=("ux2",)), "ux2"),
+    "ranks": (On.HERE, Where(ranks=(2, 3, 5)), "ux1, ux2"),
+    "a node": (On.HERE, Where(nodes=(4,)), "ux4"),
+    "a link": (On.HERE, Where(links=(("ux3", "ux1"),)), "ux3, ux1"),
+    "nowhere": (On.HERE, Where(), "every host"),
+    "all": (On.EVERY, Where(hosts=("ux2",)), "every host"),
+    "the others": (On.OTHERS, Where(hosts=("ux2",)), "every host but ux2"),
+    "half": (On.OTHERS, Where(hosts=("ux0", "ux1", "ux3")), "ux2, ux4, ux5"),
+    "by name": (("ux5",), Where(hosts=("ux2",)), "ux5"),
+}.values())  # fmt: skip
+def test_hosts_of_a_step(on, where, head):
+    report = report_of(Finding(SHUT, "m", where, fix=Fix(replace(LET_IN, on=on, persists=True))))
+    expected = [f"# on {head}", LET_IN.command]
+    assert fix_lines(report) == expected
+    assert fix_lines(through_json(report)) == expected
+
+
+def test_commands_stand_alone_and_are_never_wrapped():
+    long = Step("sysctl -w " + "net.ipv4.x=1 " * 20 + "a=2", note="both", persists=True)
+    fix = Fix(
+        LET_IN,
+        long,
+        alternatives=[Fix(Step("ufw allow 1", persists=True)), Fix(text="use another port")],
+    )
+    report = through_json(report_of(Finding(SHUT, "m", Where(hosts=("ux2",)), fix=fix)))
+    assert fix_lines(report) == [
+        "# on ux2, until it restarts",
+        LET_IN.command,
+        "# on ux2: both",
+        long.command,
+        "# or on ux2",
+        "ufw allow 1",
+        "or: use another port",
+    ]
+
+
+def test_a_fix_of_many_places_is_said_once():
+    findings = [
+        Finding(SHUT, f"m{i}", Where(hosts=(host,)), fix=Fix(replace(LET_IN, persists=True)))
+        for i, host in enumerate(("ux1", "ux4"))
+    ]
+    expected = ["# on ux1, ux4", LET_IN.command]
+    assert fix_lines(report_of(*findings)) == expected
+    assert fix_lines(through_json(report_of(*findings))) == expected
+
+
+def test_warnings_have_theirs_too():
+    report = report_of(
+        Finding(SHUT, "m"), Finding(RISK, "r", Where(hosts=("ux1",)), fix=Fix(LET_IN))
+    )
+    shown = text.render(report)
+    assert f"    fix: # on ux1, until it restarts\n         {LET_IN.command}\n" in shown
+
+
+def test_json_has_one_line_and_the_steps():
+    fix = Fix(replace(LET_IN, note="first"), export(A="=eth0"), alternatives=[Fix(text="wait")])
+    (data,) = report_of(Finding(SHUT, "m", Where(hosts=("ux2",)), fix=fix)).to_json()["findings"]
+    assert data["fix"] == (f"{LET_IN.command} (first); on every host: export A='=eth0'; or wait")
+    assert data["fix_steps"] == [
+        {"hosts": ["ux2"], "command": LET_IN.command, "undo": LET_IN.undo, "note": "first",
+         "persists": False},
+        {"hosts": list(HOSTS), "command": "export A='=eth0'", "undo": "unset A", "note": "",
+         "persists": False},
+    ]  # fmt: skip
+    assert data["fix_alternatives"] == [{"fix": "wait", "fix_steps": []}]
+
+
+def test_a_report_of_an_older_version_has_text_only():
+    data = report_of(Finding(SHUT, "m", fix=Fix(LET_IN))).to_json()
+    for finding in (*data["findings"], *data["root_causes"]):
+        del finding["fix_steps"], finding["fix_alternatives"]
+    assert fix_lines(Report.from_json(data), 100) == [LET_IN.command]
+
+
+def test_folding_looks_at_the_steps():
+    def found(host: str, undo: str) -> Finding:
+        return Finding(SHUT, "m", Where(hosts=(host,)), fix=Fix(replace(LET_IN, undo=undo)))
+
+    (one,) = fold([found("ux0", "a"), found("ux1", "a")])
+    assert (one.where.hosts, one.fix.steps[0].undo) == (("ux0", "ux1"), "a")
+    some = [found("ux0", "a"), found("ux1", "b")]
+    assert len(fold(some)) == 2
+    assert fold(some) == fold(reversed(some))
+
+
+def test_a_fix_is_text_and_outlives_a_process():
+    fix = Fix(LET_IN, text="open it", alternatives=[Fix(text="wait")])
+    assert (fix, f"{fix}!") == ("open it", "open it!")
+    again = pickle.loads(pickle.dumps(fix))
+    assert (again, again.steps, again.alternatives) == (fix, fix.steps, fix.alternatives)
+    assert fix != Fix(text="open it")
+
+
+def test_names_in_commands_get_pseudonyms():
+    step = Step("ssh ux2 'ip route add 192.168.77.3/32 dev eth0'", undo="ssh ux2 true", note="ux3")
+    report = report_of(Finding(SHUT, "m", Where(hosts=("ux2",)), fix=Fix(step)))
+    redacted, _ = redact(report, b"the key of the test")
+    data = json.dumps(redacted.to_json())
+    assert not any(name in data for name in (*HOSTS, "192.168.77.3"))
+    (finding,) = redacted.to_json()["findings"]
+    (made,) = finding["fix_steps"]
+    assert made["hosts"] == finding["where"]["hosts"]
+    assert made["command"].endswith("/32 dev eth0'")
+
+
+@pytest.mark.parametrize("form", ["html", "junit", "markdown", "github"])
+def test_other_formats_show_the_lines(form):
+    report = report_of(Finding(SHUT, "m", Where(hosts=("ux2",)), fix=Fix(LET_IN)))
+    shown = github.commands(report) if form == "github" else renderer(form)(report)
+    for line in ("# on ux2, until it restarts", LET_IN.command):
+        assert line in shown
+    assert f"restarts {LET_IN.command}" not in shown
+
+
+def test_steps_for_one_host():
+    steps = (LET_IN, replace(LET_IN, on=On.OTHERS), replace(LET_IN, on=On.EVERY))
+    cluster = make_cluster(HOSTS)
+    finding = Finding(SHUT, "m", Where(hosts=("ux2",)), fix=Fix(*steps))
+    assert steps_on(cluster, finding, "ux2") == [steps[0], steps[2]]
+    assert steps_on(cluster, finding, "ux1") == [steps[1], steps[2]]
+
+
+@each_row("value, shown", {
+    "zsh looks for a command": ("=eth0", "'=eth0'"),
+    "a glob of zsh": ("^eth0", "'^eth0'"),
+    "plain": ("/data/a-b_c", "/data/a-b_c"),
+    "a space": ("/a b", "'/a b'"),
+    "a command": ("$(reboot)", "'$(reboot)'"),
+    "quotes": ("=it's", """'=it'"'"'s'"""),
+}.values())  # fmt: skip
+def test_words_are_quoted(value, shown):
+    assert word(value) == shown
+    said = subprocess.run(["bash", "-c", f"printf %s {shown}"], capture_output=True, check=True)
+    assert said.stdout.decode() == value
+
+
+@each_row("command, line", {
+    "good": ("a  b", "a  b"),
+    "two lines": ("rm a\nrm b", "# rm a rm b"),
+    "an escape": ("a\x1b[2J", "# a\\x1b[2J"),
+}.values())  # fmt: skip
+def test_what_is_no_plain_line_is_a_comment(command, line):
+    assert typed(command) == line
+
+
+@each_row("names, words", {
+    "few": (["b", "a9"], "b, a9"),
+    "many": ([f"gpu{i:03}" for i in range(1, 65)], "gpu[001-064]"),
+    "gaps": (["a1", "a2", "a4", "x", "b-7"], "x, a[1-2,4], b-7"),
+}.values())  # fmt: skip
+def test_ranges_of_hosts(names, words):
+    assert host_ranges(names) == words
+
+
+@each_row("fix", {
+    "no step": Fix("x", text="t"),
+    "no text": Fix(Step(3), text="t"),
+    "no host": Fix(Step("x", on=(1,)), text="t"),
+    "no fix": Fix(alternatives=["x"]),
+}.values())  # fmt: skip
+def test_what_a_plugin_may_not_yield(fix):
+    with pytest.raises(TypeError, match="fix"):
+        well_formed(Finding(SHUT, "m", fix=fix))
