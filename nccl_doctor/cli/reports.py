@@ -11,6 +11,7 @@ import click
 from nccl_doctor.cli.baseline import baseline_option, past_of
 from nccl_doctor.cli.bundle import bundle, issue
 from nccl_doctor.cli.difference import diff
+from nccl_doctor.cli.fixes import fixes
 from nccl_doctor.cli.help import READ_EXITS, RUN_EXITS, Manual, ManualGroup, need_command
 from nccl_doctor.cli.redaction import redact_options, redaction_of
 from nccl_doctor.cli.saving import (
@@ -224,7 +225,7 @@ def merge(
     )
 
 
-for _command in (diff, bundle, issue):
+for _command in (diff, fixes, bundle, issue):
     report.add_command(_command)
 
 

@@ -18,7 +18,6 @@ _FEW = 4
 """Hosts that are written out one by one."""
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 _IN_SHELL = ("export ", "unset ")
-"""Commands for the shell that starts the job: no start of a host ends what they do."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +52,9 @@ class Steps:
                 shared.setdefault(_commands(fix), []).append((fix, finding.where))
         return [block for fixes in shared.values() for block in self._of(fixes)]
 
-    def of_host(self, finding: Finding, host: str) -> Iterator[tuple[Step, tuple[str, ...]]]:
-        """Steps of the first way to fix a finding that a host has a part in, with all hosts."""
-        fix = finding.fix or finding.kind.fix
-        for step in fix.steps if isinstance(fix, Fix) else ():
-            names = self._hosts.of(step, finding.where)
-            if host in names:
-                yield step, names
+    def of_host(self, fix: Fix, where: Where, host: str) -> list[Step]:
+        """Steps of a fix that are typed on one host."""
+        return [step for step in fix.steps if host in self._hosts.of(step, where)]
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -111,8 +106,17 @@ def _commands(fix: Fix) -> tuple[object, ...]:
 
 def _more(step: Step) -> str:
     note = safe(step.note)
-    lasts = step.persists or step.command.startswith((*_IN_SHELL, "#"))
-    return f"{'' if lasts else ', until it restarts'}{f': {note}' if note else ''}"
+    return f"{'' if lasts(step) else ', until it restarts'}{f': {note}' if note else ''}"
+
+
+def is_for_shell(step: Step) -> bool:
+    """Whether a command is for the shell that starts the job, and for nothing else."""
+    return step.command.startswith(_IN_SHELL)
+
+
+def lasts(step: Step) -> bool:
+    """Whether what a command does outlives the next start of the host, if it does anything."""
+    return step.persists or is_for_shell(step) or step.command.startswith("#")
 
 
 def typed(command: str) -> str:

@@ -22,7 +22,7 @@ from nccl_doctor.judge.conclusion import judge_again
 from nccl_doctor.judge.history import difference
 from nccl_doctor.model.report import Report
 from nccl_doctor.report import difference as report_difference
-from nccl_doctor.report import facts, github, issue
+from nccl_doctor.report import facts, github, issue, script
 from nccl_doctor.report import text as report_text
 from nccl_doctor.report.formats import formats, renderer
 from nccl_doctor.report.places import Places
@@ -32,7 +32,7 @@ from tests.support import many_calls
 from tests.support.checks import REGISTRY
 from tests.support.ways import GIVES, MOST_S, PRINTS, READS, REPORT, SAVED, files_in, has_outputs
 
-OTHERS = ("merge", "diff", "bundle", "issue")
+OTHERS = ("merge", "diff", "fixes", "bundle", "issue")
 """Subcommands that read a report as `judge` does, and as large a one."""
 
 
@@ -365,6 +365,7 @@ def test_every_renderer_bears_whatever_is_read():
         **{form: renderer(form, checks) for form in formats()},
         "text": lambda report: report_text.render(report, verbose=2, checks=checks),
         "facts": facts.render,
+        "script": script.render,
         "github": github.commands,
         "github summary": github.summary,
         **{

@@ -224,3 +224,12 @@ def test_an_issue_begins_with_whose_fault_it_is(saved):
     assert first.startswith("<!-- Is this a fault of NCCL? no: shm-small is a matter of this clust")
     assert done.stderr.startswith("nccl-doctor: Is this a fault of NCCL? no: shm-small")
     assert "# [Issue]" in done.stdout
+
+
+def test_fixes_are_printed_for_one_host_or_for_all(saved):
+    done = program("report", "fixes", str(saved))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "# shm-small: Title of shm-small\n# nd1: 64 MiB\n# by hand: " in done.stdout
+    assert "# For nd1 only.\n" in program("report", "fixes", "--host", "nd1", str(saved)).stdout
+    words = error_of(program("report", "fixes", "--host", "ux9", str(saved)))
+    assert f"--host ux9: no such host in {saved}: nd0, nd1" in words

@@ -24,6 +24,7 @@ READS = {  # subcommand of `report` → every way in which it reads the file BAD
     "judge": [["judge", "BAD"]],
     "merge": [["merge", "BAD"], ["merge", "GOOD", "BAD"]],
     "diff": [["diff", "BAD", "GOOD"], ["diff", "GOOD", "BAD"]],
+    "fixes": [["fixes", "BAD"], ["fixes", "--host", "x", "BAD"]],
     "bundle": [["bundle", "--no-tools", "BAD"]],
     "issue": [["issue", name, "BAD"] for name in issue.projects()],
 }
@@ -39,6 +40,7 @@ PRINTS = {
     "merge": ["merge", "GOOD"],
     "diff": ["diff", "GOOD", "GOOD"],
     "diff as json": ["diff", "--format", "json", "GOOD", "GOOD"],
+    "fixes": ["fixes", "GOOD"],
     "bundle": ["bundle", "--no-tools", "GOOD"],
     "issue": ["issue", "nccl", "GOOD"],
 }

@@ -15,7 +15,7 @@ from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.judge.finding_types import well_formed
 from nccl_doctor.model.fixes import steps_on
 from nccl_doctor.model.report import Report
-from nccl_doctor.report import github, text
+from nccl_doctor.report import github, script, text
 from nccl_doctor.report.formats import renderer
 from nccl_doctor.report.redaction import redact
 from nccl_doctor.report.steps import host_ranges, typed
@@ -204,3 +204,73 @@ def test_ranges_of_hosts(names, words):
 def test_what_a_plugin_may_not_yield(fix):
     with pytest.raises(TypeError, match="fix"):
         well_formed(Finding(SHUT, "m", fix=fix))
+
+
+# --- as a script ---
+
+SAY = Fix(
+    Step("echo a", on=On.HERE, undo="echo b", note="first"),
+    Step("echo all", on=On.EVERY, persists=True),
+    export(X="=eth0"),
+    alternatives=[Fix(Step("echo c", persists=True)), Fix(text="buy another one")],
+)
+
+
+def on_host(script: str, name: str) -> list[str]:
+    """What bash on a host of that name says to the whole script."""
+    shell = f"uname() {{ echo {name}; }}\n{script}"
+    done = subprocess.run(["bash"], input=shell, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_a_script_runs_on_each_host_what_is_meant_for_it():
+    report = report_of(
+        Finding(SHUT, "64 MiB\n$(reboot)", Where(hosts=("ux2",)), fix=SAY),
+        Finding(RISK, "r", Where(hosts=("ux1",)), fix="look\nat it"),
+    )
+    made = script.render(through_json(report))
+    assert on_host(made, "ux2") == ["a", "all"]
+    assert on_host(made, "ux5") == ["all"]
+    assert on_host(made, "elsewhere") == []
+    assert "\n# by hand: look at it\n" in made
+
+
+def test_a_script_for_one_host_says_all_about_each_step():
+    report = report_of(Finding(SHUT, "64 MiB", Where(hosts=("ux2",)), fix=SAY))
+    assert script.render(report, "ux2").splitlines()[3:] == [
+        "",
+        "# port-shut: Title of port-shut",
+        "# ux2: 64 MiB",
+        "# first",
+        "echo a",
+        "# ends when the host starts again",
+        "# undo: echo b",
+        "echo all",
+        "# for the shell that starts the job: there, read this file with `.`",
+        "export X='=eth0'",
+        "# undo: unset X",
+        "# or: echo c",
+        "# or: buy another one",
+    ]
+    assert "\necho a\n" not in script.render(report, "ux1")
+
+
+def test_a_script_of_a_healthy_cluster_does_nothing():
+    for host in (None, "ux1"):
+        made = script.render(report_of(), host)
+        assert made.endswith("# Nothing to fix.\n")
+        assert on_host(made, "ux1") == []
+
+
+def test_a_script_with_nothing_to_type_says_so():
+    made = script.render(report_of(Finding(SHUT, "m", Where(hosts=("ux2",)))))
+    assert "# by hand: fix port-shut\n" in made
+    assert made.endswith("# No command is known that would fix it.\n")
+
+
+def test_hostile_names_stay_in_comments_and_quotes():
+    name = "x)\nreboot\n;;*"
+    made = script.render(report_of(Finding(SHUT, "m", fix=SAY), hosts=(name, "ux1")))
+    assert on_host(made, "ux1") == ["a", "all"]
+    assert "\nreboot" not in made

@@ -14,13 +14,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus, Severity, Where
+from nccl_doctor.api import Finding, Fix, Layer, Outcome, OutcomeStatus, Severity, Step, Where
 from nccl_doctor.gather.progress import Progress
 from nccl_doctor.judge.history import difference
 from nccl_doctor.model.report import Report
 from nccl_doctor.registry import installed
 from nccl_doctor.report import difference as difference_text
-from nccl_doctor.report import facts, github, issue, profiles, text
+from nccl_doctor.report import facts, github, issue, profiles, script, text
 from nccl_doctor.report.formats import formats, renderer
 from nccl_doctor.report.places import Places
 from nccl_doctor.toolkit import terminal
@@ -38,6 +38,7 @@ HUNG = Outcome(
     log_tail="NCCL WARN lost\nmore",
     stack="frame",
 )
+OPEN = Fix(Step("open it", undo="shut it", note="now"), alternatives=[Fix(Step("wait"))])
 TABLE = {"columns": ["a", "b"], "rows": [["1", "2"], ["3", "4"]]}
 
 
@@ -45,7 +46,9 @@ def whole() -> dict[str, Any]:
     """The JSON of a report that fills every part of every renderer."""
     report = report_of(
         Finding(SHM, "64 MiB", Where(hosts=("nd0",), devices=("GPU 1",), interfaces=("eth0",))),
-        Finding(PORT, "no answer", Where(links=(("nd1", "nd0"),)), evidence={"tried": ["a"]}),
+        Finding(
+            PORT, "no answer", Where(links=(("nd1", "nd0"),)), evidence={"tried": ["a"]}, fix=OPEN
+        ),
         Finding(GROUP, "hung", Where(ranks=(0, 1, 2, 3))),
         Finding(RISK, "so so", Where(hosts=("nd2",))),
         Finding(SLOW, "slow", Where(links=(("nd0", "nd2"),))),
@@ -136,6 +139,7 @@ def ways(report: Report) -> Iterator[tuple[str, str, str]]:
         yield "text", "text", text.render(report, **how)
         yield "narrow text", "text", text.render(report, width=40, **how)
         yield "facts", "text", facts.render(report, ascii=plain)
+    yield "script", "text", terminal.inert(script.render(report))
     for project in issue.projects():
         yield project, "text", issue.fill(issue.form_of(project), report, installed)
     yield "summary", "markdown", github.summary(report)

@@ -20,6 +20,7 @@ from nccl_doctor.report.facts import render as render_facts
 from nccl_doctor.report.formats import formats, renderer
 from nccl_doctor.report.places import Places
 from nccl_doctor.report.redaction import redact
+from nccl_doctor.report.script import render as render_script
 from nccl_doctor.report.text import render as render_text
 from tests.support.checks import REGISTRY
 from tests.support.clusters import make_cluster, shut_out
@@ -48,6 +49,7 @@ RENDERED = {
     "text, quiet": lambda report: render_text(report, quiet=True, ascii=True),
     "facts": render_facts,
     "host screen": lambda report: host_screen.render(report, installed, width=400),
+    "script": render_script,
     "annotations": github.commands,
     "step summary": github.summary,
     **{
