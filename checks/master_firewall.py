@@ -117,7 +117,7 @@ class MasterFirewall(Check):
                 words,
                 Where(hosts=(host,)),
                 {"rule": hit, "could not get in": sorted(v.host.label for v in victims)},
-                fix=f"on {host}: {how_to_let_pass(facts['rules'], hit)}",
+                fix=how_to_let_pass(facts["rules"], hit, host),
                 confidence=Confidence.CERTAIN if hit["anyone"] or victims else Confidence.LIKELY,
                 shuts_out=True,
             )

@@ -221,7 +221,7 @@ class Endpoints:
                 return _Rule(
                     (seat,) if seat == owner else tuple(callers),
                     f"; by {stopped_by(hit)}",
-                    f"on {self._labels[seat]}: {how_to_let_pass(rules, hit)}",
+                    how_to_let_pass(rules, hit, self._labels[seat]),
                 )
         return _Rule()
 

@@ -71,6 +71,7 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     HostLink,
     Kind,
     Layer,
@@ -83,6 +84,7 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.firewall.netfilter import quote_hit
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.nccl.survey import other_answers
+from nccl_doctor.toolkit.nccl.use_interface import use_interface
 from nccl_doctor.toolkit.net.ports import port_range
 from nccl_doctor.toolkit.peers.calls import Matrix, call_on_chosen_addresses, calls_deadline
 from nccl_doctor.toolkit.peers.echo import Talk
@@ -361,15 +363,16 @@ def _fix(matrix: _Matrix, kind: Kind, found: Suspects) -> str:
     if remove and not found.rules:
         return kind.fix.replace("<host>", call.address)
     steps = how_to_open(found, matrix.labels, matrix.rules, remove=remove)
-    if steps and not remove:
-        inside = how_to_stay_inside(matrix.cluster, matrix.rules, sorted(found.rules))
-        steps += f". Or stay inside of what is open: {inside}" if inside else ""
+    if steps:
+        seats = [] if remove else sorted(found.rules)
+        inside = how_to_stay_inside(matrix.cluster, matrix.rules, seats, matrix.ranges)
+        return Fix(*steps, alternatives=inside)
     ends = {call.listener for call in found.calls}
     low, high = next(ports for seat, ports in matrix.ranges.items() if seat in ends)
     everywhere = "in the hosts' firewalls, security groups and ACLs"
-    known = steps or remove or matrix.again
+    known = remove or matrix.again
     some = "" if known else where_other_ports_pass(matrix.cluster, found.calls)
-    return steps or f"{OPEN} ({low}-{high}), {everywhere}" + (f"; {some}" if some else "")
+    return f"{OPEN} ({low}-{high}), {everywhere}" + (f"; {some}" if some else "")
 
 
 def _unroutable(matrix: _Matrix) -> Iterator[Finding]:
@@ -379,7 +382,7 @@ def _unroutable(matrix: _Matrix) -> Iterator[Finding]:
         groups.setdefault((call.interface if call.job else "", call.job), []).append(call)
     for (_, job), group in sorted(groups.items()):
         pairs = {call.pair for call in group}
-        good = min((working[pair].interface for pair in pairs if pair in working), default="<nic>")
+        good = min((working[pair].interface for pair in pairs if pair in working), default="")
         nccl = ("nccl" in matrix.backend) == job
         words = sorted({call.words for call in group})
         hosts, confidence = unroutable_hosts(group, matrix.calls)
@@ -398,7 +401,7 @@ def _unroutable(matrix: _Matrix) -> Iterator[Finding]:
                 interfaces=tuple(sorted({call.interface for call in group})),
             ),
             {"calls": matrix.shown(group)},
-            fix=f"export {'NCCL_SOCKET_IFNAME==' if nccl else 'GLOO_SOCKET_IFNAME='}{good}",
+            fix=Fix(use_interface(good, nccl=nccl, gloo=not nccl)),
             severity=Severity.FAIL if job else Severity.INFO,
             confidence=confidence,
             explained_by=reason,

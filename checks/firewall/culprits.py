@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nccl_doctor.api import Cause, Confidence, LinkBlame
-from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules, let_in, quote_hit, remove_rule
+from nccl_doctor.api import Cause, Confidence, LinkBlame, Step
+from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules, quote_hit
+from nccl_doctor.toolkit.firewall.opening import let_in, remove_rule
 from nccl_doctor.toolkit.net.interfaces import Interface
 from nccl_doctor.toolkit.peers.matrix import Pair, PeerCall
 
@@ -254,8 +255,8 @@ def how_to_open(
     rules: Mapping[int, Mapping[str, Any]],
     *,
     remove: bool,
-) -> str:
-    """Commands for the hosts that let the calls pass; empty where nothing is known.
+) -> list[Step]:
+    """Steps for the hosts that let the calls pass; none where nothing is known.
 
     Args:
         found: the calls and the hosts.
@@ -263,15 +264,12 @@ def how_to_open(
         rules: seat → facts of the host about its rules, with `managers`.
         remove: whether to remove the rules, rather than to let the peers pass before them.
     """
-    steps = []
+    steps: list[Step] = []
     for seat in sorted(found.seats):
         peers = {call.source for call in found.calls if call.listener == seat and call.source}
         peers |= {call.address for call in found.calls if call.caller == seat}
         managers = rules.get(seat, {}).get("managers", ())
-        commands = [
-            remove_rule(hit) if remove and hit else let_in(hit, sorted(peers), managers)
-            for hit in found.rules.get(seat) or (None,)
-        ]
-        command = " && ".join(dict.fromkeys(command for command in commands if command))
-        steps += [f"on {labels[seat]}: {command}"] if command else []
-    return "; ".join(steps)
+        for hit in found.rules.get(seat) or (None,):
+            own = [remove_rule(hit)] if remove and hit else let_in(hit, sorted(peers), managers)
+            steps += [replace(step, on=(labels[seat],)) for step in own]
+    return list(dict.fromkeys(steps))

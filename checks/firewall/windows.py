@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nccl_doctor.api import Cluster, Rank
+from nccl_doctor.api import Cluster, Fix, Rank, Step
 from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules
 from nccl_doctor.toolkit.net.ports import reserve_port
 from nccl_doctor.toolkit.peers.matrix import PeerCall
@@ -46,15 +46,18 @@ def open_windows(rules: Rules, packet: Packet) -> list[tuple[int, int]]:
 
 
 def how_to_stay_inside(
-    cluster: Cluster, rules: Mapping[int, Mapping[str, Any]], seats: Sequence[int]
-) -> str:
-    """Commands that move the ports of the job on these hosts into what their firewalls leave open;
-    empty if they leave nothing open, or are not known. Of many hosts, the first ones.
+    cluster: Cluster,
+    rules: Mapping[int, Mapping[str, Any]],
+    seats: Sequence[int],
+    ranges: Mapping[int, Sequence[int]],
+) -> list[Fix]:
+    """Ways that move the ports of the job on these hosts into what their firewalls leave open;
+    none if they leave nothing open, or are not known. Of many hosts, the first ones.
 
-    `rules`: seat → facts of the round that read the rules.
+    `rules`: seat → facts of the round that read the rules; `ranges`: seat → the range that is set.
     """
     speakers = {rank.seat: rank for rank in cluster.ranks}
-    steps = []
+    steps, too_few = [], []
     for seat in seats[:_MOST_HOSTS]:
         rank, facts = speakers[seat], rules[seat]
         windows: Sequence[Sequence[int]] = facts.get("open") or ()
@@ -63,18 +66,25 @@ def how_to_stay_inside(
         low, high = max(windows, key=lambda each: each[1] - each[0])
         needed, estimate = _ports_needed(cluster, rank)
         if high - low + 1 < needed:
-            steps.append(f"on {rank.host.label} too few are open, {low}-{high} ({estimate})")
+            too_few.append(f"on {rank.host.label} too few are open, {low}-{high} ({estimate})")
             continue
         port = rank.launch.master_port if rank.launch else None
         # The kernel would give the port of the store to somebody else.
         inside = port is not None and low <= port <= high
-        reserve = f" {reserve_port(port or 0, facts.get('reserved', ''))}" if inside else ""
+        before = facts.get("reserved", "")
+        reserve = f" {reserve_port(port or 0, before)}" if inside else ""
+        restore = f" net.ipv4.ip_local_reserved_ports={before}" if inside else ""
+        old = " ".join(map(str, ranges.get(seat, ())))
         steps.append(
-            f'on {rank.host.label}: sysctl -w net.ipv4.ip_local_port_range="{low} {high}"{reserve} '
-            f"({high - low + 1} ports; {estimate})"
+            Step(
+                f'sysctl -w net.ipv4.ip_local_port_range="{low} {high}"{reserve}',
+                on=(rank.host.label,),
+                undo=f'sysctl -w net.ipv4.ip_local_port_range="{old}"{restore}' if old else "",
+                note=f"stay inside of the {high - low + 1} ports that are open; {estimate}",
+            )
         )
-    more = "; and so on" if steps and len(seats) > _MOST_HOSTS else ""
-    return "; ".join(steps) + more
+    ways = [Fix(*steps)] if steps else []
+    return ways + [Fix(text=f"stay inside of what is open: {each}") for each in too_few]
 
 
 def where_other_ports_pass(cluster: Cluster, calls: Iterable[PeerCall]) -> str:

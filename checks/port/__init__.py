@@ -350,7 +350,7 @@ def _road(rank: Rank, facts: Mapping[str, Any], far_end: str) -> Iterator[Findin
             PORT_BLOCKED,
             f"connections to {seen.at} are blocked by a rule of this host: {stopped_by(own_rule)}",
             seen.here,
-            f"on {rank.host.label}: {how_to_let_pass(seen.rules or {}, own_rule)}",
+            how_to_let_pass(seen.rules or {}, own_rule, rank.host.label),
             confidence=Confidence.CERTAIN,
         )
     else:

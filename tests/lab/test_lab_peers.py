@@ -152,7 +152,7 @@ def test_only_a_window_of_ports_is_open(lab: Lab) -> None:
     root = check_cause(
         run, run.report, ("peer-blocked", "peer-one-way"), hosts=["nd1"], links=[("nd0", "nd1")]
     )
-    said = 'on nd1: sysctl -w net.ipv4.ip_local_port_range="40000 40050" (51 ports; '
+    said = 'on nd1: sysctl -w net.ipv4.ip_local_port_range="40000 40050" (stay inside of the 51 '
     assert said in root["fix"], str(run)
     host.call("sh", "-c", "echo 40000 40050 > /proc/sys/net/ipv4/ip_local_port_range")
     run = lab.plain_doctor(*few)

@@ -131,7 +131,7 @@ def test_firewalld_drops_what_would_be_answered_by_another_interface() -> None:
     found = only(world.judge(), "peer-one-way")
     assert (found.where.hosts, found.confidence) == (("nd1",), Confidence.CERTAIN)
     assert found.message.endswith(f"{rule} (answers would leave by another interface)")
-    assert found.fix.startswith("on nd1: IPv6_rpfilter=no in /etc/firewalld/firewalld.conf && ")
+    assert found.fix.startswith("on nd1: sed -i 's/^IPv6_rpfilter=.*/IPv6_rpfilter=no/' ")
 
 
 def test_a_rule_that_only_may_match_blames_nobody() -> None:
@@ -218,7 +218,7 @@ def test_docker_on_both_hosts(backend: str, level: Severity) -> None:
     found = only(world.judge(), "interface-unroutable")
     assert found.level is level
     assert found.where.interfaces == ("docker0",)
-    assert found.fix == "export NCCL_SOCKET_IFNAME==eth0"
+    assert found.fix == "on every host: export NCCL_SOCKET_IFNAME='=eth0'"
 
 
 def test_an_address_that_two_hosts_have_is_no_fault_of_its_interface() -> None:

@@ -209,11 +209,11 @@ def test_a_rule_that_drops_does_not_explain_a_refusal() -> None:
     ("manager", "command"),
     [
         ("firewalld", "firewall-cmd --permanent --zone=trusted --add-source=192.168.77.0/24"),
-        ("ufw", "ufw allow proto tcp from 192.168.77.0/24"),
+        ("ufw", "ufw prepend allow proto tcp from 192.168.77.0/24"),
     ],
 )
 def test_the_fix_speaks_the_language_of_the_host(manager: str, command: str) -> None:
-    cluster = world(rules(hit(), managers=(manager,)), out=("nd1",))
+    cluster = world(rules(hit(table=f"inet {manager}"), managers=(manager,)), out=("nd1",))
     assert command in only(CHECK, cluster, "port-blocked", hosts=["nd0"]).fix
 
 

@@ -10,10 +10,10 @@ from nccl_doctor.toolkit.firewall.netfilter import (
     MAX_LINES,
     Packet,
     Rules,
-    let_in,
     quote_hit,
     rule_matches,
 )
+from nccl_doctor.toolkit.firewall.opening import let_in
 from nccl_doctor.toolkit.firewall.rulesets import (
     parse_iptables,
     parse_nft,
@@ -144,15 +144,17 @@ def test_the_reverse_path_filter_of_iptables() -> None:
 @pytest.mark.parametrize(
     ("tool", "managers", "fix"),
     [
-        ("ip6tables", ["firewalld"], "IPv6_rpfilter=no in /etc/firewalld/firewalld.conf && "),
-        ("ip6tables", [], f"ip6tables -t raw -D {IP6TABLES[3:]}; or routes by which"),
-        ("iptables", ["firewalld"], f"iptables -t raw -D {IP6TABLES[3:]}; or routes by which"),
+        ("ip6tables", ["firewalld"], "sed -i 's/^IPv6_rpfilter=.*/IPv6_rpfilter=no/' "),
+        ("ip6tables", [], f"ip6tables -t raw -D {IP6TABLES[3:]}"),
+        ("iptables", ["firewalld"], f"iptables -t raw -D {IP6TABLES[3:]}"),
     ],
 )
 def test_it_is_turned_off_where_it_was_set(tool: str, managers: list[str], fix: str) -> None:
     (hit,) = ip6tables(IP6TABLES).hits(replace(SYN6, way_back=False))
     data = {**hit.to_json(), "tool": tool, "incoming": True}
-    assert let_in(data, ["192.168.77.1"], managers).startswith(fix)
+    (step,) = let_in(data, ["192.168.77.1"], managers)
+    assert step.command.startswith(fix)
+    assert step.note.startswith("or make answers leave where packets arrive")
 
 
 @each_row(
@@ -180,13 +182,18 @@ def test_the_reverse_path_filter_that_firewalld_has_for_ipv6(rule: str) -> None:
 @pytest.mark.parametrize(
     ("managers", "fix"),
     [
-        (["firewalld"], "IPv6_rpfilter=no in /etc/firewalld/firewalld.conf && firewall-cmd --rel"),
-        ([], "nft delete rule inet fw input handle 2; or routes by which answers leave where"),
+        (
+            ["firewalld"],
+            "sed -i 's/^IPv6_rpfilter=.*/IPv6_rpfilter=no/' /etc/firewalld/firewalld.conf "
+            "&& firewall-cmd --reload",
+        ),
+        ([], "nft delete rule inet fw input handle 2"),
     ],
 )
 def test_no_zone_lets_pass_what_that_filter_drops(managers: list[str], fix: str) -> None:
     (hit,) = nft(FIREWALLD).hits(replace(SYN6, way_back=False))
-    assert let_in({**hit.to_json(), "incoming": True}, ["fd00::1"], managers).startswith(fix)
+    (step,) = let_in({**hit.to_json(), "incoming": True}, ["fd00::1"], managers)
+    assert step.command == fix
 
 
 @each_row(

@@ -67,7 +67,8 @@ def test_a_rule_on_the_answer_is_a_rule_all_the_same() -> None:
     hit = sure_hit(facts)
     assert hit is not None
     assert stopped_by(hit) == "nft inet fw c: tcp sport 29500 drop (outgoing, reply packet)"
-    assert how_to_let_pass(facts, hit) == f"nft insert rule inet fw c ip daddr {NETWORK} accept"
+    fix = how_to_let_pass(facts, hit, "nd0")
+    assert fix == f"on nd0: nft insert rule inet fw c ip daddr {NETWORK} accept"
 
 
 @pytest.mark.parametrize(

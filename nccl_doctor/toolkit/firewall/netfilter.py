@@ -123,48 +123,6 @@ def quote_hit(hit: Mapping[str, Any]) -> str:
     return f"{hit['tool']} {hit['table']} {hit['chain']}: {hit['rule']}{why}"
 
 
-def remove_rule(hit: Mapping[str, Any]) -> str:
-    """The command that removes the rule."""
-    if hit["handle"]:
-        return f"nft delete rule {hit['table']} {hit['chain']} handle {hit['handle']}"
-    if hit["rule"].startswith("-A "):
-        return f"{hit['tool']} -t {hit['table']} -D {hit['rule'].removeprefix('-A ')}"
-    return f"remove the rule {quote_hit(hit)}"
-
-
-def let_in(hit: Mapping[str, Any] | None, peers: Sequence[str], managers: Sequence[str]) -> str:
-    """The command that lets tcp from (or to) the peers pass, for the tool that stops it.
-
-    Args:
-        hit: a `Hit` as plain data, with `incoming` added; None where no rule is known.
-        peers: addresses.
-        managers: of that host, from `Rules`.
-
-    Returns: the empty string where nothing is known to stop it.
-    """
-    if not peers:
-        return ""
-    if hit is not None and hit.get("way_back"):  # such a rule comes before all zones
-        old = hit["tool"] == "iptables" or hit["table"].startswith("ip ")
-        off = "IPv6_rpfilter=no in /etc/firewalld/firewalld.conf && firewall-cmd --reload"
-        off = off if "firewalld" in managers and not old else remove_rule(hit)
-        rule = "ip -4 rule" if old else "ip -6 rule"
-        return f"{off}; or routes by which answers leave where packets arrive ({rule})"
-    if "firewalld" in managers:
-        sources = " ".join(f"--add-source={peer}" for peer in peers)
-        return f"firewall-cmd --permanent --zone=trusted {sources} && firewall-cmd --reload"
-    if "ufw" in managers:
-        return " && ".join(f"ufw allow proto tcp from {peer}" for peer in peers)
-    if hit is None:
-        return ""
-    if hit["tool"] == "nft":
-        field = f"{'ip6' if ':' in peers[0] else 'ip'} {'saddr' if hit['incoming'] else 'daddr'}"
-        who = "{ " + ", ".join(peers) + " }" if len(peers) > 1 else peers[0]
-        return f"nft insert rule {hit['table']} {hit['chain']} {field} {who} accept"
-    side = "-s" if hit["incoming"] else "-d"
-    return f"{hit['tool']} -I {hit['chain']} {side} {','.join(peers)} -p tcp -j ACCEPT"
-
-
 @dataclass(frozen=True)
 class Rules:
     """All rules that could be read. `readable` is False where no tool shows them."""

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.model.cluster import AFTER_LOSS, ALONE, Cluster, Rank
-from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules, let_in, quote_hit
+from nccl_doctor.model.fixes import Fix
+from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules, quote_hit
+from nccl_doctor.toolkit.firewall.opening import let_in
 from nccl_doctor.toolkit.firewall.rulesets import read_rules
 from nccl_doctor.toolkit.nccl.interface_choice import neighbourhood
 from nccl_doctor.toolkit.net.interfaces import interfaces
@@ -171,7 +173,7 @@ def stopped_by(hit: Mapping[str, Any]) -> str:
     return f"{quote_hit(hit)} ({way}, {hit['packet']} packet)"
 
 
-def how_to_let_pass(facts: Mapping[str, Any], hit: Mapping[str, Any]) -> str:
-    """The command for the host that has the rule."""
-    managers = facts["managers"] if hit["incoming"] else ()  # they control incoming packets
-    return let_in(hit, facts["peers"], managers)
+def how_to_let_pass(facts: Mapping[str, Any], hit: Mapping[str, Any], host: str) -> Fix:
+    """The fix for the host that has the rule."""
+    steps = let_in(hit, facts["peers"], facts["managers"])
+    return Fix(*(replace(step, on=(host,)) for step in steps))
