@@ -45,6 +45,7 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Host,
     Kind,
     Layer,
@@ -60,6 +61,7 @@ from nccl_doctor.toolkit.containers import (
     is_handed_in,
     network_for,
 )
+from nccl_doctor.toolkit.nccl.use_interface import use_interface
 from nccl_doctor.toolkit.net.interfaces import (
     interfaces,
     is_link_local,
@@ -152,7 +154,7 @@ class DuplicateAddress(Check):
 def _fix(address: str, bridged: str, *, apart: bool) -> str:
     """The command; `bridged` is the runtime of containers behind bridges, else empty."""
     if apart:
-        return "keep the job off it: export NCCL_SOCKET_IFNAME==<nic> GLOO_SOCKET_IFNAME=<nic>"
+        return Fix(use_interface(), text="keep the job off it: choose another interface")
     if bridged:
         return network_for(bridged)
     return f"give all but one of them another address (arping -D {address} shows who answers)"

@@ -45,10 +45,12 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
     Rank,
     Severity,
+    Step,
     Untested,
     Where,
     master_host,
@@ -159,6 +161,7 @@ def _backlog(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterator
         f"net.core.somaxconn={longest} for {world} ranks{resets}",
         Where(hosts=(rank.host.label,)),
         {"somaxconn": longest, "abort_on_overflow": facts["abort_on_overflow"]},
+        fix=Fix(Step(LISTEN_BACKLOG_LOW.fix, undo=f"sysctl -w net.core.somaxconn={longest}")),
         confidence=Confidence.LIKELY,
     )
 
@@ -179,19 +182,25 @@ def _ports(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
         + (f", {waiting} in TIME_WAIT" if waiting else ""),
         Where(hosts=(rank.host.label,)),
         {name: facts[name] for name in ("range", "reserved", "taken", "time_wait")},
-        fix=_FREE_PORTS
-        if low <= _LOWEST and high >= _HIGHEST
-        else _more_ports(rank, facts.get("reserved_ports", "")),
+        fix=_FREE_PORTS if low <= _LOWEST and high >= _HIGHEST else _more_ports(rank, facts),
         severity=Severity.FAIL if size - facts["taken"] + waiting < ranks * _LEAST else None,
         confidence=Confidence.LIKELY,
     )
 
 
-def _more_ports(rank: Rank, reserved: str) -> str:
-    """The range of ports as wide as it can be, without the port that the job itself needs."""
+def _more_ports(rank: Rank, facts: Mapping[str, Any]) -> Fix:
+    """The range of ports as wide as it can be, without the port that the job itself needs.
+
+    The kernel would give that port to a client, and rank 0 could not have it.
+    """
     port = rank.launch.master_port if rank.launch is not None else None
-    ours = f" {reserve_port(port, reserved)}" if port is not None else ""
-    return f"{PORTS_EXHAUSTED.fix}{ours}"
+    low, high = facts["range"]
+    before = facts.get("reserved_ports", "")
+    undo = f'sysctl -w net.ipv4.ip_local_port_range="{low} {high}"'
+    if port is None:
+        return Fix(Step(PORTS_EXHAUSTED.fix, undo=undo))
+    undo += f' net.ipv4.ip_local_reserved_ports="{before}"'
+    return Fix(Step(f"{PORTS_EXHAUSTED.fix} {reserve_port(port, before)}", undo=undo))
 
 
 def _reserved(setting: str, inside: range) -> int:

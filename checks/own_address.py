@@ -3,7 +3,8 @@
 What it checks
 --------------
 On each host a free port is opened on the address that peers are most likely to use, and connected
-to from the same host, twice if the first call fails. No packet leaves the host.
+to from the same host, twice if the first call fails. No packet leaves the host. Where both calls
+fail, the loopback interface and the packet filter rules of the host are read.
 
 Why it matters
 --------------
@@ -13,8 +14,9 @@ drops these packets, and ranks of one host wait for each other while all other h
 
 How to fix
 ----------
-Let the loopback interface through: `nft insert rule inet filter input iif lo accept`, or `iptables
--I INPUT -i lo -j ACCEPT` and the same for OUTPUT with -o.
+If the loopback interface is down: `ip link set lo up`. Else let it through the firewall: `nft
+insert rule inet filter input iif lo accept` (`nft list ruleset` shows the real names of table and
+chain), or `iptables -I INPUT -i lo -j ACCEPT` and the same for OUTPUT with -o.
 
 When it is wrong
 ----------------
@@ -37,14 +39,19 @@ from nccl_doctor.api import (
     Cluster,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
     Severity,
     Skip,
+    Step,
     Untested,
     Where,
     likely_address,
 )
+from nccl_doctor.toolkit.firewall.netfilter import quote_hit
+from nccl_doctor.toolkit.firewall.opening import let_loop_back
+from nccl_doctor.toolkit.firewall.portrules import rules_for_own_calls, sure_hit
 from nccl_doctor.toolkit.net.dial import dial
 from nccl_doctor.toolkit.net.interfaces import interfaces
 from nccl_doctor.toolkit.net.routes import source_towards
@@ -59,11 +66,17 @@ OWN_ADDRESS_BLOCKED = Kind(
 NO_WAY = OWN_ADDRESS_BLOCKED.variant(
     title="A host has no way to its own address",
     why="Ranks on one host connect to each other at that address, through the loopback interface: "
-    "without it the kernel answers Network is unreachable.",
+    "where it is down, they are lost, or the kernel answers Network is unreachable.",
     fix="ip link set lo up; ip route show table local lists the address",
+)
+_LO_UP = Fix(
+    Step("ip link set lo up", undo="ip link set lo down"),
+    alternatives=[Fix(text="if it is up: ip route show table local has to list the address")],
 )
 DIAL_S = 2.0
 LOOK_UP_S = 2.0
+RULES_S = 0.5
+"""Of each of four commands."""
 
 
 class OwnAddress(Check):
@@ -75,7 +88,9 @@ class OwnAddress(Check):
     kinds = (OWN_ADDRESS_BLOCKED,)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """The address, and the result of each call."""
+        """The address, and the result of each call; where none came through, `loops`: whether the
+        loopback interface is up (None: not known), and the `rules` of this host for such calls.
+        """
         nics = [(n.name, list(n.addresses)) for n in interfaces() if n.running and not n.loopback]
         likely = likely_address(nics, source_towards(ctx.launch.master_addr, LOOK_UP_S))
         if likely is None:
@@ -97,7 +112,13 @@ class OwnAddress(Check):
                 if sock is not None:
                     sock.close()
                     break
-        return {"interface": nic, "address": address, "calls": calls}
+        facts = {"interface": nic, "address": address, "calls": calls}
+        if calls[-1]["outcome"] == "connected":
+            return facts
+        ctx.breadcrumb("read the loopback interface and the firewall rules of this host")
+        loops = [n.up for n in interfaces() if n.name == "lo"]
+        rules = rules_for_own_calls(address, port, RULES_S, ctx.root)
+        return {**facts, "loops": any(loops) if loops else None, "rules": rules}
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """One finding for each host that could not connect to itself."""
@@ -107,11 +128,17 @@ class OwnAddress(Check):
                 continue
             # This did not keep the host out: it would matter only later.
             needed = len(cluster.ranks_on(rank.host)) > 1 and rank.host.joined
+            is_down = facts.get("loops") is False
+            no_way = is_down or last["outcome"] == "unreachable"
+            hit = None if no_way or "rules" not in facts else sure_hit(facts["rules"])
+            reason = "; the loopback interface lo is down" if is_down else ""
+            reason = f"; by {quote_hit(hit)}" if hit else reason
             yield Finding(
-                NO_WAY if last["outcome"] == "unreachable" else OWN_ADDRESS_BLOCKED,
+                NO_WAY if no_way else OWN_ADDRESS_BLOCKED,
                 f"{facts['address']} on {facts['interface']}: {last['outcome']}, twice "
-                f"({last['detail']})",
+                f"({last['detail']}){reason}",
                 Where(hosts=(rank.host.label,)),
                 {"calls": facts["calls"]},
+                fix=_LO_UP if no_way else Fix(let_loop_back(hit)) if hit else "",
                 severity=None if needed else Severity.WARN,
             )

@@ -37,6 +37,7 @@ import socket
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -46,11 +47,16 @@ from nccl_doctor.api import (
     Cluster,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
+    On,
     OutcomeStatus,
     Severity,
+    Step,
     Where,
+    export,
+    word,
 )
 
 TEMP_DIR_UNWRITABLE = Kind(
@@ -58,7 +64,7 @@ TEMP_DIR_UNWRITABLE = Kind(
     layer=Layer.HOST,
     title="The folder for temporary files cannot be used",
     why="torchrun, torch.compile, Triton and DataLoader workers keep files and sockets there.",
-    fix="export TMPDIR=/tmp, or a folder that exists, is writable for you and has room",
+    fix="name a folder that exists, is writable for you and has room: export TMPDIR=/tmp",
 )
 NO_ROOM = TEMP_DIR_UNWRITABLE.variant(
     title="The folder for temporary files has almost no room",
@@ -69,7 +75,7 @@ NO_ROOM = TEMP_DIR_UNWRITABLE.variant(
 NO_SOCKET = TEMP_DIR_UNWRITABLE.variant(
     title="No socket can be made in the folder for temporary files",
     why="DataLoader workers and torch's shared tensors meet at a socket there.",
-    fix="export TMPDIR=/tmp, or a short path (a socket's may have 107 bytes) on a local disk",
+    fix="name a short path (a socket's may have 107 bytes) on a local disk: export TMPDIR=/tmp",
 )
 
 _VARIABLES = ("TMPDIR", "TEMP", "TMP")
@@ -150,21 +156,25 @@ class TempDir(Check):
                     said,
                     Where(hosts=(rank.host.label,)),
                     {"tried": facts["tried"], "free": facts["free"]},
-                    fix=_fix(named[0]) if named else "",
+                    fix=_fix(named[0], used if facts["free"] is not None else "") if named else "",
                     severity=severity,
                 )
 
 
-def _fix(tried: Sequence[str]) -> str:
-    """The command for a folder that a variable names: [variable, folder, error]."""
+def _fix(tried: Sequence[str], good: str) -> Fix:
+    """The fix for a folder that a variable names: [variable, folder, error]; `good`: one that
+    works, if any.
+    """
     name, folder, error = tried
-    commands = {
-        errno.ENOENT: "mkdir -p",
-        errno.ENOSPC: "df -h",
-        errno.EROFS: "findmnt -T",
-    }
-    found = (said for number, said in commands.items() if os.strerror(number) in error)
-    return f"{next(found, 'ls -ld')} {folder}, or export {name}=/tmp"
+    step = export(**{name: good or "FOLDER"})
+    command = step.command if good else f"# {step.command}"
+    other = Fix(replace(step, command=command, on=On.HERE, undo=f"export {name}={word(folder)}"))
+    if os.strerror(errno.ENOENT) in error:
+        make = Step(f"mkdir -p {word(folder)}", undo=f"rmdir {word(folder)}", persists=True)
+        return Fix(make, alternatives=[other])
+    looks = {errno.ENOSPC: "df -h", errno.EROFS: "findmnt -T"}
+    look = next((said for number, said in looks.items() if os.strerror(number) in error), "ls -ld")
+    return Fix(*other.steps, alternatives=[Fix(text=f"repair the folder: {look} {word(folder)}")])
 
 
 def _named(variable: str) -> str:

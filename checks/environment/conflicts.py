@@ -8,7 +8,7 @@ from nccl_doctor.api import Severity
 from nccl_doctor.toolkit.variables.table import table
 
 from .inspector import CONFLICT, inspector_conflicts
-from .view import Problem, View
+from .view import Problem, View, either
 
 _BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
 _ASYNC = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
@@ -70,7 +70,7 @@ def _watchdog(view: View) -> Iterator[Problem]:
         yield Problem(
             CONFLICT,
             f"{view.says(handling[0])} with {view.says(desync[0])}: torch uses 3 instead of 0",
-            f"{view.drop(handling[0])}, or {view.drop(desync[0])}",
+            either(view.drop(handling[0]), view.drop(desync[0])),
             Severity.WARN,
         )
     size = _set_variable(view, "TORCH_FR_BUFFER_SIZE")
@@ -80,7 +80,7 @@ def _watchdog(view: View) -> Iterator[Problem]:
             CONFLICT,
             f"{view.says(asked[0][0])} with {view.says(size[0])}: nothing is recorded, so there "
             "is nothing to dump",
-            f"{view.drop(size[0])} (2000 is the default), or {view.drop(asked[0][0])}",
+            either(view.drop(size[0]), view.drop(asked[0][0])),
             Severity.WARN,
         )
 
@@ -92,7 +92,7 @@ def _spellings(view: View) -> Iterator[Problem]:
             yield Problem(
                 CONFLICT,
                 f"{view.says(first)} but {view.says(second)}: two names of one setting",
-                f"{view.drop(second)}, or set both to the same value",
+                either(view.drop(second), "set both to the same value"),
                 Severity.WARN,
             )
 
@@ -124,6 +124,6 @@ def _pair(
     return Problem(
         CONFLICT,
         f"{view.says(first)} with {view.says(second)}: {message}",
-        f"{view.drop(second)}, or {view.drop(first)}",
+        either(view.drop(second), view.drop(first)),
         view.bounded(table().variables[first], severity),
     )

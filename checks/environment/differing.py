@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from nccl_doctor.api import Confidence, Severity, Where, place_of
+from nccl_doctor.api import Confidence, Fix, Severity, Where, place_of
 from nccl_doctor.toolkit.hosts import sides_in_words
 from nccl_doctor.toolkit.variables.table import Variable, table
 from nccl_doctor.toolkit.variables.values import canonical
 from nccl_doctor.toolkit.versions import Difference, differences
 
-from .view import Placed, Problem, Seen, View
+from .view import Placed, Problem, Seen, View, all_of
 
 DIFFERS = "env-differs"
 FORWARDED = ("NCCL", "PYTHON", "MLFLOW", "MV2", "UCX")
@@ -108,12 +108,12 @@ def _apart(seen: Seen, level: Severity, whole: bool, difference: Difference) -> 
     if difference.tie:
         message = "; ".join(sides_in_words(evidence[name]) for name in names)
         message += ": equally divided, so it is not known which is right"
-        fix = f"decide which {_and(names)} is right, and set it on all of them"
+        fix: str = f"decide which {_and(names)} is right, and set it on all of them"
     else:
         good = next(view for seat, (_, view) in seen.items() if seat not in odd)
         others = ", ".join(_phrase(good, name) for name in names)
         message = f"{', '.join(_phrase(first, name) for name in names)}; elsewhere {others}"
-        fix = "; ".join(_as_elsewhere(first, good, name) for name in names)
+        fix = all_of(*(_as_elsewhere(first, good, name) for name in names))
     hint = _not_forwarded(seen, names)
     return Placed(
         Problem(
@@ -152,11 +152,11 @@ def _and(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _as_elsewhere(odd: View, good: View, name: str) -> str:
+def _as_elsewhere(odd: View, good: View, name: str) -> Fix:
     text = good.text(name)
     mine, other = {*_names(odd, name)}, {*_names(good, name)}
     if table().variables[name].rails and mine and other and not mine & other:
-        return f"name as many cards in {name} on every host, rail by rail"
+        return Fix(text=f"name as many cards in {name} on every host, rail by rail")
     return odd.put(name, text) if text is not None else odd.drop(name)
 
 

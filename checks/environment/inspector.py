@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.api import Severity
 
-from .view import Problem, View
+from .view import Problem, View, either
 
 CONFLICT = "env-conflict"
 _ENABLE, _PLUGIN = "NCCL_INSPECTOR_ENABLE", "NCCL_PROFILER_PLUGIN"
@@ -29,7 +29,7 @@ def inspector_conflicts(view: View) -> Iterator[Problem]:
             CONFLICT,
             f"{view.says(_ENABLE)} with {view.says(_PLUGIN)}: the Inspector is not loaded, so "
             "nothing is recorded",
-            f"{view.put(_PLUGIN, 'inspector')}, or {view.drop(_ENABLE)}",
+            either(view.put(_PLUGIN, "inspector"), view.drop(_ENABLE)),
             Severity.WARN,
         )
     elif on and not plugin:
@@ -37,7 +37,7 @@ def inspector_conflicts(view: View) -> Iterator[Problem]:
             CONFLICT,
             f"{view.says(_ENABLE)} without {_PLUGIN}: NCCL then loads libnccl-profiler.so alone, "
             "if it is there",
-            f"export {_PLUGIN}=inspector (libnccl-profiler-inspector.so), or {view.drop(_ENABLE)}",
+            either(view.put(_PLUGIN, "inspector"), view.drop(_ENABLE)),
             Severity.INFO,
         )
     elif "inspector" in plugin and not on:
@@ -45,7 +45,7 @@ def inspector_conflicts(view: View) -> Iterator[Problem]:
             CONFLICT,
             f"{view.says(_PLUGIN)} without {_ENABLE}=1: the Inspector is loaded and records "
             "nothing",
-            f"export {_ENABLE}=1, or {view.drop(_PLUGIN)}",
+            either(view.put(_ENABLE, "1"), view.drop(_PLUGIN)),
             Severity.INFO,
         )
     if not on or not view.is_set(_INTERVAL):
@@ -56,7 +56,7 @@ def inspector_conflicts(view: View) -> Iterator[Problem]:
             CONFLICT,
             f"{view.says(_INTERVAL)} with {view.says(_THREAD)}: without the thread the pause has "
             "no effect",
-            f"{view.drop(_THREAD)}, or {view.drop(_INTERVAL)}",
+            either(view.drop(_THREAD), view.drop(_INTERVAL)),
             Severity.INFO,
         )
     elif view.number(_PROMETHEUS) and pause is not None and 0 <= pause < _LEAST_US:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
-from nccl_doctor.api import Severity
+from nccl_doctor.api import Fix, Severity, Step, word
 from nccl_doctor.toolkit.nccl.interface_choice import NCCL_VARIABLE, Filter
 from nccl_doctor.toolkit.variables.table import AUTO, Leftover, Limit, Variable, table
 from nccl_doctor.toolkit.variables.values import canonical, misread, refused
@@ -13,7 +15,7 @@ from nccl_doctor.toolkit.variables.values import canonical, misread, refused
 from .conflicts import conflicts
 from .gather import closest
 from .proxies import covers_master
-from .view import Problem, View
+from .view import Problem, View, all_of, either
 
 UNKNOWN, BAD_VALUE = "env-unknown-variable", "env-bad-value"
 DEPRECATED, LEFTOVER, SHORT = "env-deprecated", "env-debug-leftover", "timeout-too-short"
@@ -61,9 +63,13 @@ def _unknown_names(view: View) -> Iterator[Problem]:
         hint = f"; did you mean {meant}?" if meant else ""
         if library and not library.known_to:  # a plug-in, which may be newer than the table
             severity = Severity.INFO
-        fix = f"export {meant}=... and unset {name}" if meant else f"unset {name}"
-        if advice:
-            fix += f": {advice}"
+        fix = view.drop(name)
+        if meant:
+            value = view.original(name)
+            same = Fix(Step(f'export {meant}="${name}"', undo=f"unset {meant}"))
+            fix = all_of(same if value is None else view.put(meant, value), fix)
+        elif advice:
+            fix = Fix(*(replace(step, note=advice) for step in fix.steps), text=f"{fix}: {advice}")
         reader = _OWN_NAME[library.name] if library else "any library that is known"
         message = f"{name} is not a variable of {reader}{hint}"
         yield Problem(UNKNOWN, message, fix, severity)
@@ -94,11 +100,12 @@ def _old_name(view: View, row: Variable) -> Iterator[Problem]:
         return
     mine, other = view.text(row.name), view.text(new.name)
     if other is None:
-        fix = f"{view.drop(row.name)}; {view.put(new.name, mine or '')}"
+        drop = view.drop(row.name)
+        fix: str = all_of(drop, view.put(new.name, mine or ""))
         if row.advice:
-            fix = f"{view.drop(row.name)}: {row.advice}"
+            fix = Fix(*drop.steps, text=f"{drop}: {row.advice}")
         elif new.default is not None and canonical(new, mine) == canonical(new, None):
-            fix = f"{view.drop(row.name)}: {new.default} is the default"
+            fix = Fix(*drop.steps, text=f"{drop}: {new.default} is the default")
         message = f"{view.says(row.name)} is the old name of {new.name}"
         yield Problem(DEPRECATED, message, fix, Severity.INFO)
         return
@@ -122,7 +129,7 @@ def _too_new(view: View, row: Variable) -> Problem:
     return Problem(
         UNKNOWN,
         f"{view.says(row.name)} is read since {name} {row.since}; this is {name} {mine}",
-        f"{view.drop(row.name)}, or use {name} {row.since} or newer",
+        either(view.drop(row.name), f"use {name} {row.since} or newer"),
         view.bounded(row, Severity.WARN if matters else Severity.INFO),
     )
 
@@ -145,11 +152,18 @@ def _lines_of_files(view: View) -> Iterator[Problem]:
         yield Problem(
             BAD_VALUE,
             f"{place}{f' ({name})' if name else ''} {fault['fault']}",
-            f"export {name}=... in the environment of the job"
+            _moved(name, fault)
             if fault["misplaced"]
             else f"in {place} write {name or 'NAME'}=VALUE, with nothing around it",
             Severity.WARN,
         )
+
+
+def _moved(name: str, fault: Mapping[str, Any]) -> Fix:
+    """The fix that takes a variable out of a file that its library does not read."""
+    value = f"sed -n '{fault['line']}s/^[^=]*=//p' {word(fault['path'])}"
+    step = Step(f'export {name}="$({value})"', undo=f"unset {name}")
+    return Fix(step, text=f"{step.command} in the environment of the job")
 
 
 def _value(view: View, row: Variable, text: str) -> Iterator[Problem]:
@@ -164,7 +178,7 @@ def _value(view: View, row: Variable, text: str) -> Iterator[Problem]:
         fix = view.put(row.name, wrong.meant) if wrong.meant else view.drop(row.name)
         if not wrong.meant and row.values:
             others = [value for value in row.values if value.lower() != text.lower()]
-            fix += f", or set it to one of {', '.join(others)}"
+            fix = either(fix, f"set it to one of {', '.join(others)}")
         is_error = ", which is an error" if raises else ""
         yield Problem(
             BAD_VALUE,
@@ -184,7 +198,10 @@ def _value(view: View, row: Variable, text: str) -> Iterator[Problem]:
             yield Problem(
                 LEFTOVER,
                 f"{view.says(row.name)}: {leftover.why}",
-                f"{view.drop(row.name)}, unless you are debugging",
+                Fix(
+                    *view.drop(row.name).steps,
+                    text=f"{view.drop(row.name)}, unless you are debugging",
+                ),
                 view.bounded(row, Severity(leftover.severity)),
             )
 
@@ -232,7 +249,7 @@ def _retries(view: View) -> Iterator[Problem]:
             SHORT,
             f"{', '.join(view.says(name) for name in names)}: NCCL waits {max(0.0, total):.1f} s "
             "for a peer that is not up yet; with the defaults, 34 tries and 100 ms, 60 s",
-            "; ".join(view.drop(name) for name in names),
+            all_of(*map(view.drop, names)),
             Severity.WARN,
         )
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from nccl_doctor.api import Cluster, Confidence, Rank, Severity, Where
+from nccl_doctor.api import Cluster, Confidence, Fix, Rank, Severity, Step, Where, word
 from nccl_doctor.toolkit.masking import MASK
 from nccl_doctor.toolkit.variables.table import Variable, table
 from nccl_doctor.toolkit.variables.values import canonical, number_of
@@ -21,6 +20,8 @@ from .gpu_models import hosts_of_several_models
 # Workers of Ray have the environment of their host's `ray start`, not that of the driver's shell.
 _AT_RAY = " before `ray start`"
 _OR_RAY = "or put it into env_vars of the job's runtime_env"
+_PLAIN = re.compile(r"[\w.,:=^/+-]*")
+"""A value that sed takes for nothing but itself."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class View:
         self.backend = cluster.backend
         self.spans_hosts = cluster.is_multi_host()
         self.launcher = rank.launch.launcher if rank.launch else "none"
+        self.given = rank.env
         self.has_peers_here = len(cluster.ranks_on(rank.host)) > 1
         self.has_several_models = bool(facts.get("several_models"))
         self._settings: Mapping[str, Mapping[str, Any]] = facts["variables"]
@@ -111,20 +113,46 @@ class View:
             return ""
         return f" ({setting['origin']} line {setting['line']})"
 
-    def put(self, name: str, value: str) -> str:
-        """The command that sets another value, in the place where it is set now."""
+    def put(self, name: str, value: str) -> Fix:
+        """The fix that sets another value, in the place where it is set now."""
         setting = self._settings.get(name, {"origin": ENVIRONMENT})
+        ray = f"{_AT_RAY}, {_OR_RAY}" if self.launcher == "ray" else ""
         if setting["origin"] == ENVIRONMENT:
-            line = f"export {name}={shlex.quote(value)}"
-            return f"{line}{_AT_RAY}, {_OR_RAY}" if self.launcher == "ray" else line
-        return f"write {name}={value} in line {setting['line']} of {setting['origin']}"
+            step = Step(f"export {name}={word(value)}", undo=self._back(name), note=ray.strip())
+            return Fix(step, text=step.command + ray)
+        text = f"write {name}={value} in line {setting['line']} of {setting['origin']}"
+        before = str(setting["value"])
+        if not (_PLAIN.fullmatch(value) and _PLAIN.fullmatch(before)):
+            return Fix(text=text)
 
-    def drop(self, name: str) -> str:
-        """The command that removes it."""
-        setting = self._settings[name]
+        def written(new: str) -> str:
+            return f"sed -i '{setting['line']}s|.*|{name}={new}|' {word(setting['origin'])}"
+
+        return Fix(Step(written(value), undo=written(before), persists=True), text=text)
+
+    def drop(self, name: str) -> Fix:
+        """The fix that removes it; a line of a file becomes a comment."""
+        setting = self._settings.get(name, {"origin": ENVIRONMENT})
+        ray = _AT_RAY if self.launcher == "ray" else ""
         if setting["origin"] == ENVIRONMENT:
-            return f"unset {name}{_AT_RAY if self.launcher == 'ray' else ''}"
-        return f"remove line {setting['line']} ({name}) from {setting['origin']}"
+            step = Step(f"unset {name}", undo=self._back(name), note=ray.strip())
+            return Fix(step, text=step.command + ray)
+        line, file = setting["line"], word(setting["origin"])
+        hide, show = f"sed -i '{line}s/^/# /' {file}", f"sed -i '{line}s/^# //' {file}"
+        text = f"remove line {line} ({name}) from {setting['origin']}"
+        return Fix(Step(hide, undo=show, persists=True), text=text)
+
+    def _back(self, name: str) -> str:
+        """The command that restores what the environment has; empty where that is not known."""
+        if name not in self._settings and name not in self.given:
+            return f"unset {name}"
+        value = self.original(name)
+        return "" if value is None else f"export {name}={word(value)}"
+
+    def original(self, name: str) -> str | None:
+        """The value in the environment of the rank; None where it is not recorded as it is."""
+        value = self.given.get(name, self.text(name))
+        return None if value is None or MASK in value or value == SET else value
 
     def version(self, library: str) -> tuple[int, ...]:
         """The version of the loaded NCCL, or of torch; empty if unknown."""
@@ -153,6 +181,19 @@ class View:
         }
         is_read = readers.get(row.read_by, True)
         return Severity.WARN if severity is Severity.FAIL and not is_read else severity
+
+
+def all_of(*fixes: Fix) -> Fix:
+    """The fixes one after the other."""
+    whole = all(fix.steps for fix in fixes)
+    return Fix(*(s for fix in fixes if whole for s in fix.steps), text="; ".join(fixes))
+
+
+def either(first: Fix, *others: str) -> Fix:
+    """The first fix, and others in place of it."""
+    ways = [each if isinstance(each, Fix) else Fix(text=each) for each in others]
+    text = ", or ".join([str(first), *others])
+    return Fix(*first.steps, text=text, alternatives=ways)
 
 
 Seen = Mapping[int, tuple[Rank, View]]

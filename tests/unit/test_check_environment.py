@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nccl_doctor.api import ALONE, Context, Launch, Severity
+from nccl_doctor.api import ALONE, Context, Fix, Launch, Severity
 from tests.support import findings
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.environments import CHECK, READERS, Env, both, cluster_of, judge, only, told
@@ -265,6 +266,35 @@ def test_the_fix_is_what_to_type() -> None:
     assert renamed == "unset TORCH_NCCL_TRACE_BUFFER_SIZE; export TORCH_FR_BUFFER_SIZE=9"
 
 
+def typed(fix: Fix) -> list[str]:
+    return [step.command for step in fix.steps]
+
+
+def test_the_right_name_gets_the_value_of_the_misspelt_one() -> None:
+    env = {"NCCL_SOKET_IFNAME": "=eth0"}
+    cluster = cluster_of([env, {}, {}])
+    given = change_rank(cluster, 0, env=env)
+    (found,) = findings.judge(CHECK, given)
+    assert found.where.hosts == ("nd0",)
+    assert typed(found.fix) == ["export NCCL_SOCKET_IFNAME='=eth0'", "unset NCCL_SOKET_IFNAME"]
+    undo = [step.undo for step in found.fix.steps]
+    assert undo == ["unset NCCL_SOCKET_IFNAME", "export NCCL_SOKET_IFNAME='=eth0'"]
+    # Where the value may not be recorded, the shell has it.
+    for hidden in ({}, {"NCCL_SOKET_IFNAME": "***"}):
+        (found,) = findings.judge(CHECK, change_rank(cluster, 0, env=hidden))
+        assert typed(found.fix)[0] == 'export NCCL_SOCKET_IFNAME="$NCCL_SOKET_IFNAME"'
+
+
+def test_a_line_of_a_file_is_corrected_where_it_is(conf: Path) -> None:
+    found = judge([{}, {}, {}], root={2: conf.parent.parent})
+    (fix,) = (each.fix for each in found if each.fix.startswith("write NCCL_IB_DISABLE=1 "))
+    before = conf.read_text()
+    subprocess.run(["bash", "-c", fix.steps[0].command], check=True)
+    assert conf.read_text() == before.replace("NCCL_IB_DISABLE=true", "NCCL_IB_DISABLE=1")
+    subprocess.run(["bash", "-c", fix.steps[0].undo], check=True)
+    assert conf.read_text() == before
+
+
 def test_a_blocked_watchdog_is_not_blamed_on_what_torchrun_sets_by_itself() -> None:
     env = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     assert told(judge([env, env])) == {("env-debug-leftover", "warn")}
@@ -445,7 +475,8 @@ def test_a_value_in_a_file_is_found_by_its_line(conf: Path) -> None:
     assert f"line 4 of {conf} is not NAME=VALUE" in messages
     fixes = [each.fix for each in found]
     assert f"in line 2 of {conf} write NCCL_ALGO=VALUE, with nothing around it" in fixes
-    assert "export TORCH_NCCL_NAN_CHECK=... in the environment of the job" in fixes
+    said = f"sed -n '3s/^[^=]*=//p' {conf}"
+    assert f'export TORCH_NCCL_NAN_CHECK="$({said})" in the environment of the job' in fixes
 
 
 def test_a_file_that_is_not_there() -> None:

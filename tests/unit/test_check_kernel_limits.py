@@ -80,6 +80,11 @@ def test_a_wider_range_leaves_the_port_of_the_job_out(reserved: str, kept: str) 
         'sysctl -w net.ipv4.ip_local_port_range="1024 65535" '
         f"net.ipv4.ip_local_reserved_ports={kept}"
     )
+    (step,) = found.fix.steps
+    assert step.undo == (
+        'sysctl -w net.ipv4.ip_local_port_range="50000 50099" '
+        f'net.ipv4.ip_local_reserved_ports="{reserved}"'
+    )
 
 
 _ROW = "   0: 0100007F:{port:04X} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000 0"

@@ -11,6 +11,7 @@ from nccl_doctor.api import Context, Launch, Severity, Skip
 from nccl_doctor.checks.own_address import OwnAddress
 from tests.support.clusters import make_cluster, shut_out
 from tests.support.findings import judge, only
+from tests.support.rows import each_row
 
 CHECK = OwnAddress()
 
@@ -38,6 +39,44 @@ def test_a_host_that_does_not_reach_itself_is_the_one_to_blame(outcome: str) -> 
     assert only(CHECK, shut_out(made, "nd1"), found.code, hosts=["nd1"]).level is Severity.WARN
     one_each = make_cluster(nproc=1, check="own_address", by_host=by_host)
     assert only(CHECK, one_each, found.code, hosts=["nd1"]).level is Severity.WARN
+
+
+def test_a_loopback_interface_that_is_down_is_the_cause() -> None:
+    by_host = {"nd0": seen("connected"), "nd1": {**seen("dropped", "dropped"), "loops": False}}
+    made = make_cluster(check="own_address", by_host=by_host)
+    found = only(CHECK, made, "own-address-blocked", hosts=["nd1"])
+    assert found.message.endswith("; the loopback interface lo is down")
+    assert [step.command for step in found.fix.steps] == ["ip link set lo up"]
+
+
+@each_row(
+    "tool, table, chain, incoming, command",
+    [
+        ("nft", "inet fault", "input", True, "nft insert rule inet fault input iif lo accept"),
+        ("nft", "inet fault", "out", False, "nft insert rule inet fault out oif lo accept"),
+        ("nft", "ip filter", "INPUT", True, "iptables -I INPUT -i lo -j ACCEPT"),
+        ("iptables", "raw", "OUTPUT", False, "iptables -t raw -I OUTPUT -o lo -j ACCEPT"),
+    ],
+)
+def test_the_rule_that_stops_it_is_named_with_the_real_chain(
+    tool: str, table: str, chain: str, incoming: bool, command: str
+) -> None:
+    hit = {
+        "tool": tool,
+        "table": table,
+        "chain": chain,
+        "rule": "policy drop",
+        "handle": "",
+        "verdict": "drop",
+        "sure": True,
+        "incoming": incoming,
+        "packet": "first",
+    }
+    bad = {**seen("dropped", "dropped"), "loops": True, "rules": {"hits": [hit]}}
+    made = make_cluster(check="own_address", by_host={"nd0": seen("connected"), "nd1": bad})
+    found = only(CHECK, made, "own-address-blocked", hosts=["nd1"])
+    assert found.message.endswith(f"; by {tool} {table} {chain}: policy drop")
+    assert [step.command for step in found.fix.steps] == [command]
 
 
 def test_this_host_reaches_itself() -> None:

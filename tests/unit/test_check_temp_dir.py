@@ -38,15 +38,28 @@ def test_a_bad_variable_is_a_risk() -> None:
     found = only(CHECK, cluster(bad), "temp-dir-unwritable", hosts=["nd1"])
     assert found.level is Severity.WARN
     assert found.message == "TMPDIR=/scratch: Read-only file system (Python uses /tmp instead)"
-    assert found.fix == "findmnt -T /scratch, or export TMPDIR=/tmp"
+    assert found.fix == "export TMPDIR=/tmp; or repair the folder: findmnt -T /scratch"
     for error, command in (
-        ("No such file or directory", "mkdir -p"),
         ("No space left on device", "df -h"),
         ("Permission denied", "ls -ld"),
     ):
-        bad = facts(("TMPDIR", "/scratch", error), ("", "/tmp", ""))
+        bad = facts(("TMPDIR", "/a b", error), ("", "/tmp", ""))
         found = only(CHECK, cluster(bad), "temp-dir-unwritable", hosts=["nd1"])
-        assert found.fix.startswith(f"{command} /scratch, or")
+        assert found.fix.alternatives == (f"repair the folder: {command} '/a b'",)
+
+
+def test_a_folder_that_is_missing_is_made_and_a_variable_set_by_whole_commands() -> None:
+    error = "No such file or directory"
+    bad = facts(("TMPDIR", "/a b", error), ("", "/tmp", ""))
+    found = only(CHECK, cluster(bad), "temp-dir-unwritable", hosts=["nd1"])
+    (step,), (other,) = found.fix.steps, found.fix.alternatives
+    assert (step.command, step.undo) == ("mkdir -p '/a b'", "rmdir '/a b'")
+    (step,) = other.steps
+    assert (step.command, step.undo) == ("export TMPDIR=/tmp", "export TMPDIR='/a b'")
+    nowhere = facts(("TMPDIR", "/a b", error), ("", "/tmp", error))
+    nowhere["free"] = None
+    found = only(CHECK, cluster(nowhere), "temp-dir-unwritable", hosts=["nd1"])
+    assert found.fix.alternatives[0].steps[0].command == "# export TMPDIR=FOLDER"
 
 
 def stuck(state: str) -> Outcome:

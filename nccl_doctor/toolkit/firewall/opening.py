@@ -65,6 +65,16 @@ def let_in(
     return tuple(_nft(hit, peer) for peer in peers)
 
 
+def let_loop_back(hit: Mapping[str, Any]) -> Step:
+    """The step that lets what a host sends to itself pass, whatever the address."""
+    if _of_iptables(hit):
+        rule = f"{hit['chain']} {'-i' if hit['incoming'] else '-o'} lo -j ACCEPT"
+        tool = _tool(hit)
+        return Step(f"{tool} -I {rule}", undo=f"{tool} -D {rule}")
+    rule = f"{'iif' if hit['incoming'] else 'oif'} lo accept"
+    return _inserted(hit, rule, rule.replace(" lo", ' "lo"'))
+
+
 def _of_iptables(hit: Mapping[str, Any]) -> bool:
     """Whether a rule is in a table of iptables, which nft may show: `ip filter`, chain INPUT."""
     if hit["tool"] != "nft":
@@ -109,12 +119,17 @@ def _ufw(peer: str) -> Step:
     )
 
 
-def _iptables(hit: Mapping[str, Any], peer: str) -> Step:
-    tool, table = hit["tool"], str(hit["table"])
+def _tool(hit: Mapping[str, Any]) -> str:
+    """The command of iptables for the table of a rule."""
+    tool, table = str(hit["tool"]), str(hit["table"])
     if tool == "nft":
         family, _, table = table.partition(" ")
         tool = "ip6tables" if family == "ip6" else "iptables"
-    tool += "" if table == "filter" else f" -t {table}"
+    return tool if table == "filter" else f"{tool} -t {table}"
+
+
+def _iptables(hit: Mapping[str, Any], peer: str) -> Step:
+    tool = _tool(hit)
     rule = f"{hit['chain']} {'-s' if hit['incoming'] else '-d'} {peer} -p tcp -j ACCEPT"
     return Step(f"{_known(peer)}{tool} -I {rule}", undo=f"{tool} -D {rule}")
 
@@ -124,9 +139,15 @@ def _nft(hit: Mapping[str, Any], who: str) -> Step:
     chain, rule = f"{hit['table']} {hit['chain']}", f"{field} {who} accept"
     if who.startswith("{"):  # zsh would take a lone brace for its own
         return Step(f"nft insert rule {chain} '{rule}'")
-    handle = f"nft -a list chain {chain} | grep -m1 -F '{rule} #' | sed 's/.*handle //'"
+    return _inserted(hit, rule, rule, _known(who))
+
+
+def _inserted(hit: Mapping[str, Any], rule: str, shown: str, before: str = "") -> Step:
+    """The step that puts a rule first; `shown`: the rule as nft lists it, to find its handle."""
+    chain = f"{hit['table']} {hit['chain']}"
+    handle = f"nft -a list chain {chain} | grep -m1 -F '{shown} #' | sed 's/.*handle //'"
     return Step(
-        f"{_known(who)}nft insert rule {chain} {rule}",
+        f"{before}nft insert rule {chain} {rule}",
         undo=f"{handle} | xargs -r nft delete rule {chain} handle",
     )
 

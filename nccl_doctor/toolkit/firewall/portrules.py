@@ -51,6 +51,27 @@ def rules_for_calls_out(
     return follow(read_rules(timeout_s, root), {"first": first, "reply": reply}, [address])
 
 
+def rules_for_own_calls(
+    address: str, port: int, timeout_s: float = 3.0, root: Path = Path("/")
+) -> dict[str, Any]:
+    """Hits of this host's rules on calls to its own address, which go over `lo`.
+
+    Returns: as `rules_for_calls_out`.
+    """
+    own, called = port_range(root), (port, port)
+    packets = {
+        f"{name}{' in' if incoming else ''}": Packet(
+            incoming, "lo", address, address, *ports, state=state
+        )
+        for name, ports, state in (
+            ("first", (own, called), "new"),
+            ("reply", (called, own), "established"),
+        )
+        for incoming in (False, True)
+    }
+    return follow(read_rules(timeout_s, root), packets, [address])
+
+
 def rules_for_calls_in(
     address: str, port: int, timeout_s: float = 3.0, root: Path = Path("/")
 ) -> dict[str, Any]:
