@@ -92,6 +92,7 @@ def follow_pairs(
                 state=state,
                 length=length or nic.mtu,
                 way_back=back,
+                syn_ack=name == "reply",
             )
             hits += [
                 {**hit.to_json(), **pair, "packet": name, "incoming": packet.incoming}

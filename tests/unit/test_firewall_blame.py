@@ -147,6 +147,18 @@ def test_the_same_rule_on_two_hosts_is_one_finding_of_both() -> None:
     assert found.fix.count("nft insert rule") == 2
 
 
+def test_one_rule_that_stops_calls_both_ways_is_one_finding() -> None:
+    world = World(3).fail([("nd0", "nd1"), ("nd1", "nd0"), ("nd2", "nd1"), ("nd1", "nd2")], DROPPED)
+    for peer in ("nd0", "nd2"):
+        world.hit("nd1", (peer, "nd1"), rule="tcp flags syn drop")
+        world.hit("nd1", ("nd1", peer), rule="tcp flags syn drop", packet="reply")
+    found = only(world.judge(), "peer-blocked")
+    assert (found.where.hosts, len(found.where.links)) == (("nd1",), 4)
+    assert [step.command for step in found.fix.steps] == [
+        f"nft insert rule inet fw input ip saddr 192.168.77.{i} accept" for i in (1, 3)
+    ]
+
+
 def test_rules_of_both_ends_that_stop_the_same_calls_are_one_finding() -> None:
     world = World(2).fail([("nd0", "nd1")], DROPPED)
     world.hit("nd0", ("nd0", "nd1")).hit("nd1", ("nd0", "nd1"))

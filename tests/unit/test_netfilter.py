@@ -48,6 +48,9 @@ def nft(*rules: str, policy: str = "accept", hook: str = "input") -> Rules:
     return Rules(True, chains=parse_nft(text))
 
 
+IPT = "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -p tcp -m tcp --tcp-flags {} -j DROP\n"
+
+
 def sure(rules: Rules, packet: Packet) -> list[str]:
     return [hit.to_json()["rule"] for hit in rules.hits(packet) if hit.sure]
 
@@ -86,6 +89,25 @@ def sure(rules: Rules, packet: Packet) -> list[str]:
 def test_which_packets_a_rule_surely_takes(rule: str, syn: bool, reply: bool) -> None:
     rules = nft(rule)
     assert (bool(sure(rules, SYN)), bool(sure(rules, REPLY))) == (syn, reply)
+
+
+@each_row(
+    ("rules", "answer"),
+    [
+        (nft("tcp flags syn drop"), True),
+        (nft("tcp flags & syn == syn drop"), True),
+        (nft("tcp flags & (fin | syn) == syn drop"), True),
+        (nft("tcp flags syn / syn,ack drop"), False),
+        (nft("tcp flags == syn drop"), False),
+        (Rules(True, chains=parse_iptables(IPT.format("SYN SYN"))), True),
+        (Rules(True, chains=parse_iptables(IPT.format("FIN,SYN,RST,ACK SYN"))), False),
+    ],
+)
+def test_syn_without_a_mask_is_in_the_answer_to_a_call_too(rules: Rules, answer: bool) -> None:
+    data = replace(REPLY, source_ports=SYN.source_ports, target_ports=SYN.target_ports)
+    assert sure(rules, SYN) != []
+    assert (sure(rules, replace(data, syn_ack=True)) != []) is answer
+    assert sure(rules, data) == []
 
 
 def test_a_rule_on_length_takes_large_packets_alone() -> None:

@@ -33,7 +33,7 @@ class Packet:
     packet belongs to a connection that conntrack has forgotten, so it is `new` (or `invalid`, see
     net.netfilter.nf_conntrack_tcp_loose) and no SYN.
     `way_back`: whether answers to its source leave by the interface on which it came; None where
-    that is not known.
+    that is not known. `syn_ack`: the packet is the answer to a call, which has SYN and ACK.
     """
 
     incoming: bool
@@ -46,6 +46,7 @@ class Packet:
     length: int = 60
     midway: bool = False
     way_back: bool | None = None
+    syn_ack: bool = False
 
 
 @dataclass(frozen=True)
@@ -312,7 +313,7 @@ _FIELDS: dict[str, Callable[[Packet, str], bool | None]] = {
     "sport": lambda p, v: _port(p.source_ports, v),
     "dport": lambda p, v: _port(p.target_ports, v),
     "state": lambda p, v: v.lower() == p.state,
-    "syn": lambda p, v: p.state == "new" and not p.midway,
+    "syn": lambda p, v: (p.state == "new" and not p.midway) or (v == "any" and p.syn_ack),
     "way_back": lambda p, v: None if p.way_back is None else p.way_back == (v == "exists"),
     "length": lambda p, v: _length(p.length, v),
 }

@@ -47,7 +47,7 @@ def rules_for_calls_out(
     nic = names.get(source, "lo" if source == address else "")
     first = Packet(False, nic, source, address, port_range(root), (port, port))
     reply = Packet(True, nic, address, source, (port, port), port_range(root), "established")
-    reply = replace(reply, way_back=leads_back(source, address, nic))
+    reply = replace(reply, way_back=leads_back(source, address, nic), syn_ack=True)
     return follow(read_rules(timeout_s, root), {"first": first, "reply": reply}, [address])
 
 
@@ -61,7 +61,7 @@ def rules_for_own_calls(
     own, called = port_range(root), (port, port)
     packets = {
         f"{name}{' in' if incoming else ''}": Packet(
-            incoming, "lo", address, address, *ports, state=state
+            incoming, "lo", address, address, *ports, state=state, syn_ack=name == "reply"
         )
         for name, ports, state in (
             ("first", (own, called), "new"),
@@ -87,6 +87,7 @@ def rules_for_calls_in(
     for source in filter(None, ("::/0" if ":" in address else "0.0.0.0/0", network)):
         first = Packet(True, nic, source, address, port_range(root), (port, port))
         reply = Packet(False, nic, address, source, (port, port), port_range(root), "established")
+        reply = replace(reply, syn_ack=True)
         found = follow(rules, {"first": first, "reply": reply}, whom_to_admit(address, network))
         hits += [{**hit, "anyone": source != network} for hit in found["hits"]]
         if any(hit["sure"] for hit in hits):

@@ -45,6 +45,11 @@ _FIB = re.compile(
 """A look-up in the routing table; `check` is how nft prints `oif` since 1.1.4, and interface 0 how
 it prints `-m rpfilter` of iptables-nft.
 """
+_FLAGS = re.compile(
+    r"tcp flags (?:syn / (?P<slash>[a-z,]+)|& \(?(?P<and>[a-z |]+?)\)? == syn|(?P<exact>== syn)"
+    r"|syn)(?= |$)"
+)
+"""SYN in every form that nft prints; with a mask, after a slash in newer versions."""
 _FILLERS = {"meta", "ip", "ip6", "ct", "th", "counter", "log"}
 _SKIP_ARGUMENT = {"comment", "prefix", "level"}
 
@@ -107,10 +112,10 @@ def parse_nft_rule(line: str) -> Rule:
     text, _, handle = line.partition(" # handle ")
     text = re.sub(r"counter packets \d+ bytes \d+ ?", "", text).strip()
     conditions: list[Condition] = []
-    # The first packet of a connection: SYN without ACK.
-    rest = re.sub(r"tcp flags (& \([a-z |]+\) == syn|syn( / [a-z,]+)?)(?= |$)", "", text)
-    if rest != text:
-        conditions += [Condition("syn", ("yes",)), Condition("protocol", ("tcp",))]
+    rest = _FLAGS.sub("", text)
+    for flags in _FLAGS.finditer(text):
+        first = flags["exact"] or "ack" in (flags["slash"] or flags["and"] or "")
+        conditions += [_syn("ack" if first else ""), Condition("protocol", ("tcp",))]
     conditions += map(_way_back, _FIB.finditer(rest))
     tokens = _TOKEN.findall(_FIB.sub("", rest))
     verdict, target, index = "none", "", 0
@@ -138,6 +143,11 @@ def parse_nft_rule(line: str) -> Rule:
         elif token not in _FILLERS:
             conditions.append(Condition("protocol"))  # not understood: it may match
     return Rule(text, verdict, target, tuple(conditions), handle)
+
+
+def _syn(mask: str) -> Condition:
+    """SYN among the flags of a mask: without ACK in it, the answer to a call matches too."""
+    return Condition("syn", ("yes" if "ack" in mask.lower() else "any",))
 
 
 def _way_back(fib: re.Match[str]) -> Condition:
@@ -244,7 +254,7 @@ def _parse_iptables_rule(line: str) -> tuple[str, Rule]:
             conditions.append(Condition(_IPT_FIELDS[token], tuple(value.split(",")), negated))
         elif token == "--tcp-flags":
             syn = tokens[index : index + 1] == ["SYN"]
-            conditions.append(Condition("syn", ("yes",) if syn else (), negated))
+            conditions.append(replace(_syn(value) if syn else Condition("syn"), negated=negated))
             index += 1
         elif token == "--syn":
             conditions.append(Condition("syn", ("yes",), negated))
