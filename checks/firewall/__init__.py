@@ -78,6 +78,7 @@ from nccl_doctor.api import (
     Round,
     Severity,
     Skip,
+    Step,
     Where,
     host_labels,
 )
@@ -108,6 +109,7 @@ from .culprits import (
 )
 from .few_at_once import few_at_once
 from .kinds import (
+    DEAD_ROUTE,
     EXACT,
     INTERFACE_UNROUTABLE,
     MTU_BLACKHOLE,
@@ -323,6 +325,11 @@ def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
             fix=f"{fix}. If they can reach it: {_fix(matrix, kind, found)}",
             confidence=Confidence.LIKELY,
         )
+    dead = _dead_routes(matrix, calls)
+    if dead:
+        some = ", ".join(sorted({route for route, _ in dead})[:3])
+        message += f"; by a route of the host that leads nowhere: {some}"
+        confidence = Confidence.CERTAIN
     if found.rules:
         quotes = [
             (labels[seat], quote_hit(hit))
@@ -337,13 +344,36 @@ def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
         evidence["local rules"] = what_rules_say(labels, matrix.rules, ends)
         if large and any(call.moved for call in calls):
             confidence = Confidence.POSSIBLE
+    if _has_no_neighbour(calls):
+        kind = kind.variant(**NO_NEIGHBOUR)
     return Finding(
-        kind.variant(**NO_NEIGHBOUR) if _has_no_neighbour(calls) else kind,
+        kind.variant(title=DEAD_ROUTE) if dead else kind,
         message,
-        Where(hosts=matrix.names(found.seats), links=link_names(labels, pairs)),
+        Where(
+            hosts=matrix.names(found.seats | {seat for _, seat in dead}),
+            links=link_names(labels, pairs),
+        ),
         evidence,
-        fix=_fix(matrix, kind, found),
+        fix=_without_routes(matrix, dead) if dead else _fix(matrix, kind, found),
         confidence=confidence,
+    )
+
+
+def _dead_routes(matrix: _Matrix, calls: Iterable[PeerCall]) -> list[tuple[str, int]]:
+    """Route and seat of the host that has it, for each route that leads calls nowhere."""
+    return list(dict.fromkeys((call.route, call.caller) for call in calls if call.route))
+
+
+def _without_routes(matrix: _Matrix, dead: Iterable[tuple[str, int]]) -> Fix:
+    return Fix(
+        *(
+            Step(
+                f"ip route del {route}",
+                on=(matrix.labels[seat],),
+                undo=f"ip route add {route}",
+            )
+            for route, seat in dead
+        )
     )
 
 

@@ -60,6 +60,7 @@ PEER_INTERCEPTED = Kind(
     '"false"), and look for redirect rules and duplicate addresses',
 )
 
+DEAD_ROUTE = "A route of a host leads nowhere, in the way of another host"
 NO_NEIGHBOUR = {
     "title": "No host on the local network answers for the address of another host",
     "why": "The address is in a network that both hosts are said to be in, and packets for it stay "

@@ -49,7 +49,7 @@ from nccl_doctor.api import Check, Cluster, Context, Finding, Layer
 from nccl_doctor.toolkit.host import interface_names
 from nccl_doctor.toolkit.net.interfaces import hardware_address, interfaces_above
 
-from .answers import ANOTHER, OTHER_NIC, judge_answers
+from .answers import ANOTHER, OTHER_NIC, judge_answers, judge_fixed
 from .flux import FLUX, judge_flux
 from .room import FAMILIES, TABLE_SMALL, judge_room, number, read_table
 
@@ -88,6 +88,7 @@ class Neighbours(Check):
         if not cluster.is_multi_host():
             return
         yield from judge_room(cluster, self.name)
+        yield from judge_fixed(cluster, {r.seat: f for r, f in cluster.facts(self.name)})
         answers = list(judge_answers(cluster, {r.seat: f for r, f in cluster.facts(self.name)}))
         yield from answers
         seen = {name for each in answers if each.kind is OTHER_NIC for name in each.where.hosts}

@@ -7,7 +7,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nccl_doctor.api import Cluster, Confidence, Finding, Kind, Layer, Severity, Where, host_labels
+from nccl_doctor.api import (
+    Cluster,
+    Confidence,
+    Finding,
+    Fix,
+    Kind,
+    Layer,
+    Severity,
+    Step,
+    Where,
+    host_labels,
+    word,
+)
+from nccl_doctor.toolkit.peers.matrix import read_calls
 
 from .room import networks_of
 
@@ -34,6 +47,15 @@ ANOTHER = Kind(
     "ip neigh show <address>: find the machine with that hardware address (switch: show mac "
     "address-table), and take the address from it",
 )
+
+
+FIXED = ANOTHER.variant(
+    title="A fixed entry of the neighbour table leads to another machine",
+    why="The kernel asks nobody for that address: what the host sends to it goes to a machine that "
+    "does not take it, and calls get no answer.",
+    fix="ip neigh show nud permanent; delete the entry that is wrong, and what makes it",
+)
+"""An entry that a person or a program made, and that only stands where nothing asks again."""
 
 
 @dataclass
@@ -94,6 +116,42 @@ def judge_answers(cluster: Cluster, hosts: Mapping[int, Mapping[str, Any]]) -> I
                 + ANOTHER.fix.replace("<address>", answer.address),
                 confidence=Confidence.LIKELY,
             )
+
+
+def judge_fixed(cluster: Cluster, hosts: Mapping[int, Mapping[str, Any]]) -> Iterator[Finding]:
+    """Findings on hosts whose own neighbour table leads their failed calls to another machine.
+
+    `hosts`: seat → facts of the check. An entry for another interface of the right host is good: it
+    takes the packets. It is certain where a host without such an entry gets through.
+    """
+    labels = host_labels(cluster)
+    reports = list(cluster.facts("firewall", "matrix"))
+    calls = read_calls(reports, cluster.backend)
+    reached = {(call.listener, call.address) for call in calls if call.outcome == "ok"}
+    for call in calls:
+        if not call.fixed or call.outcome == "ok" or call.listener not in hosts:
+            continue
+        (mac, nic), address = call.fixed, call.address.partition("%")[0]
+        if mac in {each["mac"] for each in hosts[call.listener]["nics"].values()}:
+            continue
+        entry = f"{word(address)} dev {word(nic)}"
+        caller, listener = labels[call.caller], labels[call.listener]
+        yield Finding(
+            FIXED,
+            f"an entry made by hand says that {address} is at {mac}, which is not so",
+            Where(hosts=(caller,), links=((caller, listener),), interfaces=(nic,)),
+            {"entry": [address, mac, nic]},
+            fix=Fix(
+                Step(
+                    f"ip neigh del {entry}",
+                    on=(caller,),
+                    undo=f"ip neigh replace {entry} lladdr {word(mac)} nud permanent",
+                )
+            ),
+            confidence=Confidence.CERTAIN
+            if (call.listener, call.address) in reached
+            else Confidence.LIKELY,
+        )
 
 
 def _collect(cluster: Cluster) -> list[_Answer]:

@@ -154,6 +154,19 @@ def test_no_route_takes_the_unanswered_calls_back_with_it() -> None:
     assert found.where.hosts == ()
 
 
+def test_a_route_that_leads_nowhere_is_named_with_the_host_that_has_it() -> None:
+    world = World(3).fail([("nd0", "nd1")], NO_ROUTE).fail([("nd1", "nd0")], DROPPED)
+    (call,) = world.facts["nd0"]["peers"][str(world.seat("nd1"))]
+    call["route"] = "prohibit 192.168.77.2"
+    found = only(world.judge(), "peer-no-route")
+    assert (found.where.hosts, found.confidence) == (("nd0",), Confidence.CERTAIN)
+    assert found.where.links == (("nd0", "nd1"), ("nd1", "nd0"))
+    assert found.message.endswith("that leads nowhere: prohibit 192.168.77.2")
+    (step,) = found.fix.steps
+    assert (step.on, step.command) == (("nd0",), "ip route del prohibit 192.168.77.2")
+    assert step.undo == "ip route add prohibit 192.168.77.2"
+
+
 @pytest.mark.parametrize(
     ("a_way", "b_way", "links"),
     [

@@ -16,7 +16,7 @@ from nccl_doctor.judge.causes import explain
 from tests.support import fabrics
 from tests.support.clusters import outcome, reread
 from tests.support.findings import judge, only
-from tests.support.peers import DROPPED, REFUSED, World, nic
+from tests.support.peers import DROPPED, OK, REFUSED, World, nic
 from tests.support.rows import each_row
 
 CHECK = Neighbours()
@@ -120,6 +120,39 @@ def test_a_table_that_is_full_now_and_has_overflowed() -> None:
 def test_one_host_has_no_neighbours() -> None:
     full = facts(0, ipv4=table(1024, 1010, 7))
     assert judge(CHECK, cluster(World(1), nd0=full)) == []
+
+
+# Entries made by hand ---------------------------------------------------------------------------
+
+
+def entered(world: World, caller: str, listener: str, by: str) -> World:
+    (entry,) = world.facts[caller]["peers"][str(world.seat(listener))]
+    entry["fixed"] = [by, "eth0"]
+    return world.fail([(caller, listener), (listener, caller)], DROPPED)
+
+
+def test_an_entry_that_leads_to_another_machine_is_the_fault_of_the_host_that_has_it() -> None:
+    for by, others in ((STRANGER, 3), (mac(2), 3), (STRANGER, 2)):
+        made = cluster(entered(World(others), "nd1", "nd0", by))
+        where = {"hosts": ["nd1"], "links": [("nd1", "nd0")], "interfaces": ["eth0"]}
+        found = only(CHECK, made, "address-answered-by-another", **where)
+        assert f"192.168.77.1 is at {by}" in found.message
+        assert found.confidence is (Confidence.CERTAIN if others > 2 else Confidence.LIKELY)
+        (step,) = found.fix.steps
+        assert (step.on, step.command) == (("nd1",), "ip neigh del 192.168.77.1 dev eth0")
+        assert step.undo == (f"ip neigh replace 192.168.77.1 dev eth0 lladdr {by} nud permanent")
+
+
+def test_an_entry_for_another_interface_of_the_right_host_is_good() -> None:
+    nics = {"eth0": {"mac": mac(0), "above": []}, "eth1": {"mac": STRANGER, "above": []}}
+    made = cluster(entered(World(3), "nd1", "nd0", STRANGER), nd0=facts(0, **nics))
+    assert judge(CHECK, made) == []
+
+
+def test_an_entry_through_which_calls_pass_is_good() -> None:
+    world = entered(World(3), "nd1", "nd0", STRANGER)
+    world.fail([("nd1", "nd0"), ("nd0", "nd1")], OK)
+    assert judge(CHECK, cluster(world)) == []
 
 
 # Who answers --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,13 @@ import pytest
 from nccl_doctor.toolkit.firewall.portrules import whom_to_admit
 from nccl_doctor.toolkit.hosts import likely_address
 from nccl_doctor.toolkit.net.interfaces import is_alone, leads_inside
-from nccl_doctor.toolkit.net.routes import Gateway, gateways, source_of, source_towards
+from nccl_doctor.toolkit.net.routes import (
+    Gateway,
+    dead_route,
+    gateways,
+    source_of,
+    source_towards,
+)
 from tests.support.rows import each_row
 
 ROUTE = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
@@ -42,6 +49,38 @@ def test_gateways_by_family_and_metric(tmp_path: Path) -> None:
 )
 def test_an_address_that_stands_alone(network: str, alone: bool) -> None:
     assert is_alone(network) == alone
+
+
+DEAD = """Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT
+eth0 00000000 FE00000A 0003 0 0 100 00000000 0 0 0
+eth0 0000000A 00000000 0001 0 0 100 00FFFFFF 0 0 0
+* 0700000A 00000000 0205 0 0 0 FFFFFFFF 0 0 0
+* 0001000A 00000000 0201 0 0 0 00FFFFFF 0 0 0
+eth1 0901000A 00000000 0005 0 0 0 FFFFFFFF 0 0 0
+short
+"""
+
+
+@each_row(
+    ("address", "number", "route"),
+    [
+        ("10.0.0.7", errno.EACCES, "prohibit 10.0.0.7"),
+        ("10.0.0.7", errno.EINVAL, "blackhole 10.0.0.7"),
+        ("10.0.1.8", errno.EHOSTUNREACH, "unreachable 10.0.1.0/24"),
+        ("10.0.1.8", errno.ENETUNREACH, "throw 10.0.1.0/24"),
+        ("10.0.1.9", errno.EACCES, ""),  # one that is more exact has an interface
+        ("10.0.0.8", errno.EACCES, ""),  # a rule of a firewall
+        ("10.0.0.7", None, ""),
+        ("fd00::7", errno.EACCES, ""),
+    ],
+)
+def test_a_route_that_leads_nowhere(
+    address: str, number: int | None, route: str, tmp_path: Path
+) -> None:
+    (tmp_path / "proc/net").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "proc/net/route").write_text(DEAD)
+    assert dead_route(address, number, tmp_path) == route
+    assert dead_route(address, number, tmp_path / "nowhere") == ""
 
 
 def test_the_own_address_is_nobody_to_admit() -> None:

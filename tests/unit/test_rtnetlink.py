@@ -46,6 +46,7 @@ ip neigh add 10.0.0.7 lladdr 02:00:00:00:00:07 dev one nud reachable
 ip neigh add fd00::7 lladdr 02:00:00:00:00:17 dev two nud stale
 ip neigh add 10.0.0.8 dev one nud failed
 ip route add unreachable 10.0.0.7
+ip neigh add 10.0.0.9 lladdr 02:00:00:00:00:99 dev one nud permanent
 """
 RULES = "ip rule add from 10.0.0.2 lookup 7; ip route add 10.0.0.0/24 dev two table 7"
 LOOK = """
@@ -53,6 +54,7 @@ import json, subprocess, sys
 from nccl_doctor.api import Context, Launch
 from nccl_doctor.checks.rp_filter import RpFilter
 from nccl_doctor.toolkit.net.rtnetlink import _master_of, leads_back, neighbours, vrf_of
+from nccl_doctor.toolkit.net.rtnetlink import fixed_neighbours
 from nccl_doctor.toolkit.net.rtnetlink import way_in, way_to
 from nccl_doctor.toolkit.peers.calls import call_others
 
@@ -84,6 +86,7 @@ entries = [
 ]
 seen["called"] = call_others(entries, 5.0)
 subprocess.run(["sh", "-ec", sys.argv[1]], check=True)
+seen["fixed"] = fixed_neighbours()
 print(json.dumps({**seen, "ruled": look(), "neighbours": neighbours()}))
 """
 
@@ -156,6 +159,11 @@ def test_who_answers_is_told_where_it_is_not_whom_was_called(said: Any) -> None:
     (right,), (wrong,) = said["called"]["7"], said["called"]["8"]
     assert "answers" not in right
     assert wrong["answers"] == "02:00:00:00:00:07"
+    assert {each["route"] for each in (right, wrong)} == {"unreachable 10.0.0.7"}
+
+
+def test_entries_that_somebody_made_are_no_answers(said: Any) -> None:
+    assert said["fixed"] == {"10.0.0.9": ["02:00:00:00:00:99", "one"]}
 
 
 def test_a_question_that_makes_no_sense_has_no_answer() -> None:

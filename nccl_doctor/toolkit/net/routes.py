@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 import struct
@@ -41,6 +42,41 @@ def source_of(address: str) -> tuple[str | None, int | None]:
             return str(sock.getsockname()[0]).partition("%")[0], None
     except OSError as error:
         return None, error.errno
+
+
+_DEAD = {
+    errno.EACCES: "prohibit",
+    errno.EINVAL: "blackhole",
+    errno.EHOSTUNREACH: "unreachable",
+    errno.ENETUNREACH: "throw",
+}
+"""Error at a connection → type of the route that leads nowhere."""
+
+
+def dead_route(address: str, number: int | None, root: Path = ROOT) -> str:
+    """Route that leads nowhere and so keeps this host from an address, as `ip route` shows it:
+    `prohibit 10.0.0.7`. Empty if there is none in the main table; IPv4 only.
+
+    Args:
+        address: numeric.
+        number: errno of a connection to it.
+        root: holds proc.
+    """
+    if number not in _DEAD or ":" in address:
+        return ""
+    own = ipaddress.IPv4Address(address)
+    best, has_way = None, True
+    for words in _rows(root / "proc/net/route")[1:]:
+        if len(words) < 8:
+            continue
+        target, mask = (socket.inet_ntoa(struct.pack("=I", int(words[i], 16))) for i in (1, 7))
+        network = ipaddress.IPv4Network((target, mask))
+        if own in network and (best is None or network.prefixlen > best.prefixlen):
+            best, has_way = network, words[0] != "*"
+    if best is None or has_way:
+        return ""
+    whole = best.prefixlen == best.max_prefixlen
+    return f"{_DEAD[number]} {best.network_address if whole else best}"
 
 
 def source_towards(name: str | None, limit_s: float) -> str:

@@ -45,6 +45,8 @@ _LINK_ADDRESS = 2
 """NDA_LLADDR; NDA_DST is 1, as RTA_DST."""
 _KNOWN = 0x02 | 0x04 | 0x08 | 0x10
 """NUD_REACHABLE, _STALE, _DELAY, _PROBE: some machine answered."""
+_PERMANENT = 0x80
+"""NUD_PERMANENT; the kernel makes such entries itself only for multicast and broadcast."""
 _SOUGHT = 0x01 | 0x20
 """NUD_INCOMPLETE, NUD_FAILED: none did."""
 _NO_ANSWER = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -114,13 +116,42 @@ def way_in(address: str, source: str, interface: str) -> Way | None:
     return _ask(address, source, interface)
 
 
+class Fixed(NamedTuple):
+    """Entry of the neighbour table that was made by hand: the kernel asks no machine."""
+
+    mac: str
+    interface: str
+
+
 def neighbours() -> dict[str, str]:
     """Address → hardware address that answered for it, of all neighbours that the kernel knows; an
     empty text where it asked for one, and nothing answered. Empty where it may not be asked.
     """
+    found: dict[str, str] = {}
+    for address, mac, state, _ in _neighbours():
+        if state & (_KNOWN | _SOUGHT):  # an address may be sought on several interfaces
+            found[address] = (mac if state & _KNOWN else "") or found.get(address, "")
+    return found
+
+
+def fixed_neighbours() -> dict[str, Fixed]:
+    """Address → the entry, of those that were made by hand or by a program, and not by an answer.
+
+    Empty where the kernel may not be asked.
+    """
+    found = {}
+    for address, mac, state, index in _neighbours():
+        if state & _PERMANENT and mac:
+            with suppress(OSError):
+                found[address] = Fixed(mac, socket.if_indextoname(index))
+    return found
+
+
+def _neighbours() -> list[tuple[str, str, int, int]]:
+    """Address, hardware address, state and index of the interface, of every neighbour."""
     body = _NEIGHBOUR.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
     head = _HEADER.pack(_HEADER.size + len(body), _GET_NEIGHBOUR, _REQUEST | _DUMP, 1, 0)
-    found: dict[str, str] = {}
+    found: list[tuple[str, str, int, int]] = []
     with (
         suppress(OSError, *_ODD),
         socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock,
@@ -133,7 +164,7 @@ def neighbours() -> dict[str, str]:
     return found
 
 
-def _add_neighbours(found: dict[str, str], answer: bytes) -> bool:
+def _add_neighbours(found: list[tuple[str, str, int, int]], answer: bytes) -> bool:
     """Whether more parts of the answer are to come."""
     at = 0
     while at + _HEADER.size <= len(answer):
@@ -141,14 +172,13 @@ def _add_neighbours(found: dict[str, str], answer: bytes) -> bool:
         if kind in (_DONE, _ERROR) or size < _HEADER.size:
             return False
         if kind == _NEW_NEIGHBOUR:
-            family, _, state, _, _ = _NEIGHBOUR.unpack_from(answer, at + _HEADER.size)
+            family, index, state, _, _ = _NEIGHBOUR.unpack_from(answer, at + _HEADER.size)
             inner = at + _HEADER.size + _NEIGHBOUR.size
             parts = dict(_parts(answer[inner : at + size], 0))
             is_ip = family in (socket.AF_INET, socket.AF_INET6)
-            if is_ip and state & (_KNOWN | _SOUGHT) and _DST in parts:
-                mac = parts.get(_LINK_ADDRESS, b"") if state & _KNOWN else b""
-                address = socket.inet_ntop(family, parts[_DST])
-                found[address] = mac.hex(":") or found.get(address, "")
+            if is_ip and _DST in parts:
+                mac = parts.get(_LINK_ADDRESS, b"").hex(":")
+                found.append((socket.inet_ntop(family, parts[_DST]), mac, state, index))
         at += size + -size % 4
     return True
 

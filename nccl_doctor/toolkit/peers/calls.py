@@ -9,8 +9,8 @@ from typing import Any, TypedDict, TypeVar
 from nccl_doctor.model.check import Context, Untested
 from nccl_doctor.toolkit.nccl.survey import given_answer, survey
 from nccl_doctor.toolkit.net.interfaces import hardware_address, interfaces
-from nccl_doctor.toolkit.net.routes import source_of
-from nccl_doctor.toolkit.net.rtnetlink import neighbours
+from nccl_doctor.toolkit.net.routes import dead_route, source_of
+from nccl_doctor.toolkit.net.rtnetlink import fixed_neighbours, neighbours
 from nccl_doctor.toolkit.peers.echo import (
     MAX_CALLS,
     Door,
@@ -160,8 +160,10 @@ def call_others(
         small: seats with which no large message is exchanged.
 
     Returns: seat, as text, → for each entry `address`, `interface`, `roles`, `port`, `attempts`
-    (see `matrix.PeerCall`); if the call failed, `source`: the own address that it came from; and
-    `answers`: the hardware address that answers here for a neighbour, if it is another one.
+    (see `matrix.PeerCall`); if the call failed, `source`: the own address that it came from, the
+    `route` that leads nowhere, if it is one, and `fixed`: hardware address and interface of an
+    entry of the neighbour table that somebody made, if it is not the other host's; and `answers`:
+    the hardware address that answers here for a neighbour, if it is another one.
     """
     own = {address for each in interfaces() for address in each.addresses}
     shared = [entry["address"].partition("%")[0] in own for _, entry in entries]
@@ -186,6 +188,11 @@ def call_others(
         known["attempts"] = [{"outcome": "own-address"}] if mine else made
         if made and made[-1]["outcome"] != "ok":
             known["source"], lost = source_of(entry["address"])
+            if route := dead_route(entry["address"], lost):
+                known["route"] = route
+            entered = fixed_neighbours().get(entry["address"].partition("%")[0])
+            if entered and entry.get("mac") and entered.mac[-_TAIL:] != entry["mac"][-_TAIL:]:
+                known["fixed"] = list(entered)
             if lost is not None:  # this host itself has no route, whatever its errno was
                 known["attempts"] = [{**each, "outcome": "unreachable"} for each in made]
             elif answers == "":  # the calls ended before the kernel had given up

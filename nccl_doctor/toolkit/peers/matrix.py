@@ -42,7 +42,9 @@ class PeerCall:
     """The calls of one host to one address of another.
 
     `job` is True if the job's own backend would use the address. `attempts` are `Call`s as plain
-    data; the last one is the result.
+    data; the last one is the result. `route` is one of the caller that leads nowhere, if that is
+    why. `fixed`: hardware address and interface of an entry of the caller's neighbour table that
+    somebody made, and that leads to another machine; empty if there is none.
     """
 
     caller: int
@@ -53,6 +55,8 @@ class PeerCall:
     source: str | None
     job: bool
     attempts: Sequence[Mapping[str, Any]]
+    route: str = ""
+    fixed: tuple[str, ...] = ()
 
     @property
     def pair(self) -> Pair:
@@ -148,6 +152,8 @@ def read_calls(reports: Iterable[tuple[Rank, Mapping[str, Any]]], backend: str) 
                     entry.get("source"),
                     bool(wanted & set(entry["roles"])) or not some,
                     entry["attempts"],
+                    str(entry.get("route", "")),
+                    tuple(map(str, entry.get("fixed", ()))),
                 )
                 if call.outcome != "untested":
                     calls.append(call)
