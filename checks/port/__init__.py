@@ -56,14 +56,18 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
     Rank,
     Severity,
     Skip,
+    Step,
     Untested,
     Where,
+    export,
     master_host,
+    word,
 )
 from nccl_doctor.toolkit.c10d import read_timeout, rendezvous_of
 from nccl_doctor.toolkit.firewall.portrules import explains_knock, fits, how_to_let_pass, stopped_by
@@ -135,6 +139,11 @@ NO_ROUTE = Kind(
     why="There is no route to it, from here or from a router on the way, or no host on the local "
     "network has the address.",
     fix="check the address and `ip route get ADDRESS`; is rank 0's host up, on the same network?",
+)
+
+DEAD_ROUTE = NO_ROUTE.variant(
+    title="A route of the host leads nowhere, in the way of the master",
+    why="The kernel refuses every packet to that address before it leaves the host.",
 )
 
 SHORT_S = 7.0  # if the store is up before the first host connects
@@ -283,7 +292,10 @@ def _own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
             f"MASTER_PORT={port} is held by {who}",
             where,
             {**held, "bind_error": facts["bind_error"]},
-            fix=f"end it (`kill {held['pid']}`) or export another MASTER_PORT on every host"
+            fix=Fix(
+                Step(f"kill {held['pid']}", note=f"ends {held['command'] or 'that process'}"),
+                alternatives=[Fix(text="choose another MASTER_PORT on every host")],
+            )
             if held["pid"]
             else f"`sudo ss -tanp 'sport = :{port}'`; export another MASTER_PORT on every host",
             shuts_out=True,
@@ -294,13 +306,18 @@ def _own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
         kind = PORT_FORBIDDEN if facts["may_bind"] else PORT_PRIVILEGED
         yield Finding(kind, text, where, shuts_out=True)
     elif facts["ephemeral"]:
-        low, high = facts["ephemeral"]
+        (low, high), before = facts["ephemeral"], facts.get("reserved", "")
         yield Finding(
             PORT_EPHEMERAL,
             f"MASTER_PORT={port} is in ip_local_port_range {low}–{high}",
             where,
-            fix=f"export MASTER_PORT=29500 on every host, or on this one: "
-            f"sysctl -w {reserve_port(port, facts.get('reserved', ''))}",
+            fix=Fix(
+                Step(
+                    f"sysctl -w {reserve_port(port, before)}",
+                    undo=f'sysctl -w net.ipv4.ip_local_reserved_ports="{before}"',
+                ),
+                alternatives=[] if low <= 29500 <= high else [Fix(export(MASTER_PORT="29500"))],
+            ),
         )
 
 
@@ -410,7 +427,13 @@ def _stranger(seen: _Seen) -> Finding:
 def _unanswered(seen: _Seen) -> Finding:
     """Finding on a failed connection."""
     outcome, at, words, port = seen.last["outcome"], seen.at, seen.words, seen.port
-    fix = f"open tcp port {port} on {seen.master} for this host"
+    fix: str = f"open tcp port {port} on {seen.master} for this host"
+    route = seen.last.get("route")
+    if route:
+        step = Step(f"ip route del {route}", undo=f"ip route add {route}")
+        message = f"{at}: a route of this host leads nowhere: {route}"
+        sure = Confidence.CERTAIN
+        return seen.finding(DEAD_ROUTE, message, seen.here, Fix(step), confidence=sure)
     if outcome == "refused":
         fix = f"{seen.look}; start rank 0 there with MASTER_PORT={port}, or open the port"
         return seen.finding(PORT_REFUSED, f"{at} refuses connections", seen.link, fix)
@@ -443,6 +466,14 @@ def _unanswered(seen: _Seen) -> Finding:
         said = "gives no answer"
         if seen.other_port_answers:
             said = f"gives no answer, but port {seen.other_port_answers} of that host does"
+        elif seen.last.get("fixed"):
+            (mac, nic), address = seen.last["fixed"], seen.last["address"]
+            said += f"; an entry made by hand in the neighbour table says that it is at {mac}"
+            entry = f"{word(address)} dev {word(nic)}"
+            undo = f"ip neigh replace {entry} lladdr {word(mac)} nud permanent"
+            note = "if rank 0's host has another hardware address"
+            step = Step(f"ip neigh del {entry}", on=seen.here.hosts, undo=undo, note=note)
+            fix = Fix(step, alternatives=[Fix(text=fix)])
         return seen.finding(PORT_BLOCKED, f"{at} {said}", seen.link, fix)
     message = f"{at} cannot be connected to{words}"
     return seen.finding(PORT_BLOCKED, message, seen.link, fix, confidence=Confidence.POSSIBLE)

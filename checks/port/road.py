@@ -19,6 +19,8 @@ from nccl_doctor.toolkit.firewall.portrules import fits, rules_for_calls_out
 from nccl_doctor.toolkit.net.dial import Dial, arp_flags, dial, has_route
 from nccl_doctor.toolkit.net.interfaces import interfaces, is_loopback
 from nccl_doctor.toolkit.net.names import NOT_A_NAME, LookUp, look_up
+from nccl_doctor.toolkit.net.routes import dead_route
+from nccl_doctor.toolkit.net.rtnetlink import fixed_neighbours
 
 from .rejections import forbidden_here
 from .store_ping import StoreAnswer, ask_store, store_accepts
@@ -261,7 +263,12 @@ class _Road:
             # only after three requests; an attempt may end before that, or may join another one's
             # requests and fail early with them.
             seen["outcome"] = "no-neighbour"
-        return {"address": address, **seen, "answer": answer.kind, "reply": answer.reply}
+        seen |= {"address": address, "answer": answer.kind, "reply": answer.reply}
+        if call.outcome == "connected":
+            return seen
+        # What the tables of this host have to do with it, where they have.
+        route, entered = dead_route(address, call.errno, self.root), fixed_neighbours().get(address)
+        return seen | ({"route": route} if route else {}) | ({"fixed": entered} if entered else {})
 
     def _ask_next_port(self, address: str) -> dict[str, Any]:
         """The answer of the next port: a host that is up refuses a port where nothing listens."""

@@ -12,11 +12,14 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Finding,
+    Fix,
     Host,
     Kind,
+    Step,
     Where,
     blame_links,
     master_host,
+    word,
 )
 from nccl_doctor.toolkit.peers.matrix import read_calls, sort_calls
 
@@ -116,15 +119,23 @@ def _is_in_trouble(cluster: Cluster, view: View, master: Host | None) -> bool:
     return master is not None and master.id == view.host.id and not others
 
 
+def _set_up(name: str, host: str) -> Step:
+    device = word(name.partition(":")[0])
+    return Step(f"ip link set {device} up", on=(host,), undo=f"ip link set {device} down")
+
+
 def _by_carrier(view: View, kind: Kind) -> Finding | None:
     host = view.host.label
     if view.down:
         names = tuple(sorted(nic["name"] for nic in view.down))
         shown = ", ".join(names)
-        said, fix = f"{shown} has no carrier", f"on {host}: ethtool {names[0]} (Link detected); "
-        fix += "check the cable, the transceiver and the switch port"
+        said = f"{shown} has no carrier"
+        fix: str = (
+            f"on {host}: ethtool {names[0]} (Link detected); check the cable, the transceiver "
+        )
+        fix += "and the switch port"
         if not any(nic["up"] for nic in view.down):
-            said, fix = f"{shown} is down", f"on {host}: ip link set {names[0]} up"
+            said, fix = f"{shown} is down", Fix(_set_up(names[0], host))
         where = Where(hosts=(host,), interfaces=names)
         return Finding(kind, said, where, {"interfaces": view.last["interfaces"]}, fix=fix)
     if view.flapped:

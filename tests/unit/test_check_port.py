@@ -44,6 +44,25 @@ def test_a_host_that_came_in_later_is_no_finding(outcome: str):
     assert judged(make_cluster(tuple(hosts), check="port", by_host=hosts)) == []
 
 
+def test_a_route_that_leads_nowhere_is_the_fault_of_the_host_that_has_it() -> None:
+    last = {**tried("rejected", errno=errno.EACCES), "route": "prohibit 192.168.77.1"}
+    (found,) = view_of_nd1(last)
+    assert (found.code, found.where, found.confidence.value) == ("no-route", HERE, "certain")
+    (step,) = found.fix.steps
+    assert step.command == "ip route del prohibit 192.168.77.1"
+    assert step.undo == "ip route add prohibit 192.168.77.1"
+
+
+def test_an_entry_by_hand_for_a_master_that_gives_no_answer_is_named() -> None:
+    last = {**tried("dropped"), "fixed": ["02:00:00:00:99:99", "eth0"]}
+    (found,) = view_of_nd1(last)
+    assert (found.code, found.where.links) == ("port-blocked", (("nd1", "nd0"),))
+    assert "says that it is at 02:00:00:00:99:99" in found.message
+    (step,) = found.fix.steps
+    assert step.command == "ip neigh del 192.168.77.1 dev eth0"
+    assert found.fix.alternatives == ("open tcp port 29500 on nd0 for this host",)
+
+
 LINK = Where(links=(("nd1", "nd0"),))
 HERE = Where(hosts=("nd1",))
 
@@ -318,7 +337,7 @@ def judged_at_an_ephemeral_port(launcher: str) -> list[Finding]:
 def test_an_ephemeral_port_is_a_risk_where_it_is_served(launcher: str):
     (found,) = judged_at_an_ephemeral_port(launcher)
     assert (found.code, found.where) == ("port-ephemeral", Where(hosts=("nd0",)))
-    assert found.fix.endswith("sysctl -w net.ipv4.ip_local_reserved_ports=8080,40000")
+    assert found.fix.startswith("sysctl -w net.ipv4.ip_local_reserved_ports=8080,40000")
     assert found.level is Severity.WARN
 
 
