@@ -47,6 +47,7 @@ from nccl_doctor.api import (
     number_range,
 )
 from nccl_doctor.toolkit.host import mounts, text_of
+from nccl_doctor.toolkit.hosts import is_namesake
 
 HOSTNAME = Kind(
     "hostname-duplicate",
@@ -106,6 +107,7 @@ class HostIdentity(Check):
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings on hosts with one name, on one machine, or with one machine id."""
         seen = {rank.host.id: (rank.host, facts) for rank, facts in cluster.facts(self.name)}
+        rank = {rank.host.id: rank for rank, _ in cluster.facts(self.name)}
         names: dict[str, list[Host]] = defaultdict(list)
         machines: dict[tuple[Any, ...], list[Host]] = defaultdict(list)
         ids: dict[str, list[Host]] = defaultdict(list)
@@ -120,7 +122,14 @@ class HostIdentity(Check):
         for name, hosts in names.items():
             number = len({key[host.id] for host in hosts})
             if number > 1:
-                yield Finding(HOSTNAME, f"{number} hosts have the name {name}", _place(hosts))
+                # One of them leads MASTER_ADDR to itself, and never came in.
+                lost = any(is_namesake(rank[host.id]) and not host.joined for host in hosts)
+                yield Finding(
+                    HOSTNAME,
+                    f"{number} hosts have the name {name}",
+                    _place(hosts),
+                    severity=Severity.FAIL if lost else None,
+                )
         for hosts in machines.values():
             if len(hosts) > 1:
                 nodes = number_range([h.node_rank for h in hosts if h.node_rank is not None])

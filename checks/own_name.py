@@ -49,17 +49,20 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
     Rank,
     Severity,
+    Step,
     Where,
     likely_address,
     odd_ones_out,
     spans_machines,
+    word,
 )
 from nccl_doctor.toolkit.host import host_name
-from nccl_doctor.toolkit.hosts import sides_in_words
+from nccl_doctor.toolkit.hosts import is_namesake, sides_in_words
 from nccl_doctor.toolkit.net.interfaces import first_bindable, interfaces, is_loopback
 from nccl_doctor.toolkit.net.names import LookUp, look_up
 from nccl_doctor.toolkit.net.routes import source_towards
@@ -149,15 +152,25 @@ def _published(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterat
     else:
         kind = NOT_OURS
         message = f"resolves to {', '.join(answers)}, not its own address: gloo takes 127.0.0.1"
+    if is_namesake(rank):  # the name is what is wrong
+        other_way = ""
+    others = [Fix(text=other_way)] if other_way else []
     # The name did not keep this host out: it would matter only later.
     fails = cluster.backend == "gloo" and rank.host.joined
     yield Finding(
         kind,
         f"own host name {name} {message}",
         Where(hosts=(rank.host.name,) if rank.host.name else ()),
-        fix=f"export GLOO_SOCKET_IFNAME={nic[0]} on this host, or {other_way}"
-        if nic
-        else "set GLOO_SOCKET_IFNAME to the interface that leads to the other hosts",
+        fix=Fix(
+            Step(
+                f"export GLOO_SOCKET_IFNAME={word(nic[0])}"
+                if nic
+                else "# export GLOO_SOCKET_IFNAME=NIC",
+                undo="unset GLOO_SOCKET_IFNAME" if nic else "",
+                note="" if nic else "with the interface that leads to the other hosts",
+            ),
+            alternatives=others,
+        ),
         severity=Severity.FAIL if fails else Severity.WARN,
         confidence=Confidence.LIKELY if own.timed_out else Confidence.CERTAIN,
     )

@@ -9,16 +9,18 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Finding,
+    Fix,
     Kind,
     Layer,
     Rank,
     Severity,
+    Step,
     Where,
     likely_address,
     odd_ones_out,
 )
 from nccl_doctor.toolkit.containers import alike, network_for
-from nccl_doctor.toolkit.hosts import WHO, everybody_came_in, who_has_what
+from nccl_doctor.toolkit.hosts import WHO, everybody_came_in, is_namesake, who_has_what
 from nccl_doctor.toolkit.net.interfaces import is_loopback
 from nccl_doctor.toolkit.net.names import LookUp
 from nccl_doctor.toolkit.shared_kinds import ADDR_DIGITS_ONLY, ADDR_LOOPBACK, ADDR_UNRESOLVABLE
@@ -177,12 +179,22 @@ def loopback(cluster: Cluster, views: Sequence[View]) -> Iterator[Finding]:
         theirs = anywhere and not everybody_came_in(cluster)
         if view.is_loopback and (theirs if view.is_master else not view.got_in):
             entry = "" if anywhere else f", or take {view.name} off the loopback line of /etc/hosts"
+            fix: str = f"export MASTER_ADDR={address} on every host{entry}"
+            said, twin = "", is_namesake(view.rank)
+            if twin:  # its own line in /etc/hosts is right, and the name is wrong
+                node = view.rank.launch.node_rank if view.rank.launch else None
+                said = f"; this host, node {node}, has that name itself"
+                rename = Step(
+                    "# hostnamectl set-hostname NAME", note="each host needs its own name"
+                )
+                fix = Fix(rename, alternatives=[Fix(text=f"if it is rank 0's host: {fix}")])
             yield Finding(
                 ADDR_LOOPBACK,
-                f"{view.shown}, in a job of {max(cluster.nnodes, len(cluster.hosts))} hosts",
+                f"{view.shown}, in a job of {max(cluster.nnodes, len(cluster.hosts))} hosts{said}",
                 view.where,
-                fix=f"export MASTER_ADDR={address} on every host{entry}",
+                fix=fix,
                 confidence=confidence,
+                explained_by="hostname-duplicate" if twin else None,
                 shuts_out=view.is_master,
             )
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from nccl_doctor.model.cluster import Cluster, Host
 from nccl_doctor.model.findings import Finding, Where, numbered
 from nccl_doctor.model.report import Report
+from nccl_doctor.toolkit.hosts import is_namesake
 from nccl_doctor.toolkit.slurm import host_ranges
 
 _MOST_NAMES = 8
@@ -14,6 +16,27 @@ _MOST_NAMES = 8
 _FEW_HOSTS = 3
 MOST_PLACES = 6
 """Messages of one kind that are written out; a report of ten thousand ranks stays readable."""
+
+
+def full_names(cluster: Cluster) -> dict[str, str]:
+    """Names of hosts that do not say which host it is → the name, with node rank and address.
+
+    Several hosts may have one name; or one that is not node 0 has that of MASTER_ADDR.
+    """
+    named: dict[str, list[Host]] = defaultdict(list)
+    for host in cluster.hosts:
+        if host.name:
+            named[host.name].append(host)
+    twins = {rank.host.id for rank in cluster.ranks if is_namesake(rank)}
+    return {
+        name: f"{name} ({'; '.join(map(_which, hosts))})"
+        for name, hosts in named.items()
+        if len({host.node_rank for host in hosts}) > 1 or any(host.id in twins for host in hosts)
+    }
+
+
+def _which(host: Host) -> str:
+    return ", ".join([f"node {host.node_rank}", *host.addresses[:1]])
 
 
 class Places:
@@ -24,6 +47,7 @@ class Places:
         self._ranges = ranges
         self._host_of: dict[int, set[str]] = defaultdict(set)
         self._nodes: dict[str, set[int]] = defaultdict(set)
+        self._full = full_names(report.cluster)
         for rank in report.cluster.ranks:
             if rank.rank is not None and rank.host.name:
                 self._host_of[rank.rank].add(rank.host.name)
@@ -61,9 +85,9 @@ class Places:
         return text
 
     def _hosts(self, names: Sequence[str]) -> list[str]:
-        if self._ranges and len(names) > _FEW_HOSTS:
+        if self._ranges and len(names) > _FEW_HOSTS and not self._full.keys() & set(names):
             return [host_ranges(names)]
-        return some(names)
+        return some([self._full.get(name, name) for name in names])
 
 
 def _links(links: Sequence[tuple[str, str]]) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from nccl_doctor.model.findings import Finding, Where
 from nccl_doctor.model.fixes import Fix, Step, StepHosts
 from nccl_doctor.model.report import Report
+from nccl_doctor.report.places import full_names
 from nccl_doctor.toolkit.terminal import lines, safe
 
 _FEW = 4
@@ -38,6 +39,7 @@ class Steps:
 
     def __init__(self, report: Report) -> None:
         self._hosts = StepHosts(report.cluster)
+        self._full = full_names(report.cluster)
 
     def blocks(self, findings: Sequence[Finding], most: int) -> list[Block]:
         """The fixes of findings of one kind: those of the first `most`, each once.
@@ -69,7 +71,7 @@ class Steps:
             return "on every host"
         if 0 < len(left) < min(_FEW, len(names)) and len(names) > _FEW:
             return f"on every host but {', '.join(map(safe, left))}"
-        return f"on {host_ranges(names)}"
+        return f"on {host_ranges([self._full.get(name, name) for name in names])}"
 
     def _of(self, fixes: Sequence[tuple[Fix, Where]]) -> Iterator[Block]:
         """One block for a way, of fixes with the same commands."""

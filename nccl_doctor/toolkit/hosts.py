@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from nccl_doctor.model.cluster import Cluster, Host, OutcomeStatus
+from nccl_doctor.model.cluster import Cluster, Host, OutcomeStatus, Rank
 from nccl_doctor.model.findings import Where
 from nccl_doctor.toolkit.net.interfaces import is_link_local, is_virtual, leads_inside
 
@@ -27,6 +27,14 @@ def spans_machines(cluster: Cluster) -> bool:
     """
     machines = {(host.name, host.addresses) for host in cluster.present_hosts}
     return cluster.is_multi_host() and (len(machines) > 1 or not everybody_came_in(cluster))
+
+
+def is_namesake(rank: Rank) -> bool:
+    """Whether a host that is not rank 0's calls itself as MASTER_ADDR does: it may be a clone."""
+    launch, name = rank.launch, rank.host.name
+    if launch is None or not name or not launch.node_rank or not launch.master_addr:
+        return False
+    return name.lower().partition(".")[0] == launch.master_addr.lower().partition(".")[0]
 
 
 def host_labels(cluster: Cluster) -> dict[int, str]:

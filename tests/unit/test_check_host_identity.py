@@ -46,6 +46,14 @@ class TestMachines:
         assert finding.level is Severity.WARN
         assert finding.message == "2 hosts have the name node"
 
+    def test_a_clone_that_took_itself_for_the_master_never_came_in(self) -> None:
+        cluster = self.cluster({"boot_id": "b0"}, {"boot_id": "b1"}, names=("nd0", "nd0"))
+        hosts = (cluster.hosts[0], replace(cluster.hosts[1], joined=False))
+        ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in cluster.ranks)
+        kept_out = replace(cluster, hosts=hosts, ranks=ranks)
+        found = only(kept_out, "hostname-duplicate", hosts=["nd0"])
+        assert found.level is Severity.FAIL
+
     def test_one_name_for_two_namespaces(self) -> None:
         cluster = self.cluster({"netns": 1}, {"netns": 2}, {"netns": 3}, names=("nd0", "a", "a"))
         only(cluster, "hostname-duplicate", hosts=["a"])

@@ -159,6 +159,18 @@ def test_the_hosts_file_of_one_host_calls_the_master_loopback():
     assert ND0 in merged.fix
 
 
+def test_a_host_with_the_name_of_the_master_is_told_to_change_its_name():
+    """It is a clone: its own line in the hosts file is right, and to edit it breaks more."""
+    made = cluster_of({"nd0": facts("nd0", "127.0.1.1")}, complete=False, nnodes=2)
+    made = change_rank(made, 0, rank=1, launch={"rank": 1, "node_rank": 1, "master_addr": "nd0"})
+    found = only(made)
+    assert place(found) == ("addr-loopback", ("nd0",))
+    assert found.message.endswith("; this host, node 1, has that name itself")
+    (step,) = found.fix.steps
+    assert step.command == "# hostnamectl set-hostname NAME"
+    assert found.explained_by == "hostname-duplicate"
+
+
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
 def test_localhost_for_several_hosts_is_said_by_rank_0_too(name: str):
     here = facts("nd0", "127.0.0.1", name=name)

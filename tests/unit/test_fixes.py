@@ -17,6 +17,7 @@ from nccl_doctor.model.fixes import steps_on
 from nccl_doctor.model.report import Report
 from nccl_doctor.report import github, script, text
 from nccl_doctor.report.formats import renderer
+from nccl_doctor.report.places import Places
 from nccl_doctor.report.redaction import redact
 from nccl_doctor.report.steps import host_ranges, typed
 from tests.support.clusters import make_cluster
@@ -204,6 +205,25 @@ def test_ranges_of_hosts(names, words):
 def test_what_a_plugin_may_not_yield(fix):
     with pytest.raises(TypeError, match="fix"):
         well_formed(Finding(SHUT, "m", fix=fix))
+
+
+def test_hosts_of_one_name_are_told_apart():
+    full = "ux0 (node 0, 192.168.77.1; node 2, 192.168.77.3)"
+    found = Finding(SHUT, "m", Where(hosts=("ux0",)), fix=Fix(replace(LET_IN, persists=True)))
+    report = report_of(found, hosts=("ux0", "ux1", "ux0"))
+    shown = text.render(report, width=100)
+    assert f"  where {full}\n" in shown
+    assert f"# on {full}\n" in shown
+    assert full not in text.render(report_of(found))
+
+
+def test_a_host_alone_with_the_name_of_the_master_is_told_from_it():
+    cluster = make_cluster(("ux0",), 1)
+    launch = replace(cluster.ranks[0].launch, rank=1, node_rank=1)
+    host = replace(cluster.hosts[0], node_rank=1)
+    ranks = (replace(cluster.ranks[0], host=host, launch=launch),)
+    report = conclude(replace(cluster, hosts=(host,), ranks=ranks), [], run=RUN)
+    assert Places(report).say(Where(hosts=("ux0",))) == "ux0 (node 1, 192.168.77.1)"
 
 
 # --- as a script ---
