@@ -57,10 +57,12 @@ from nccl_doctor.api import (
     Context,
     Figure,
     Finding,
+    Fix,
     Kind,
     Layer,
     Rank,
     Severity,
+    Step,
     Where,
     master_host,
 )
@@ -256,10 +258,13 @@ def _open_files(
         f"{wanted} is safe",
         Where(hosts=(rank.host.label,)),
         {"soft": soft, "hard": hard, "needed": least, "safe": wanted},
-        fix=f"ulimit -n {most}"
-        if enough and hard is not None
-        else f"ulimit -n {max(65536, wanted)}"
-        + ("" if enough else " (as root; docker run --ulimit nofile=65536; LimitNOFILE=)"),
+        fix=Fix(
+            Step(
+                f"ulimit -n {hard if enough and hard is not None else max(65536, wanted)}",
+                undo=f"ulimit -n {soft}",
+                note="" if enough else "as root; docker run --ulimit nofile=65536; LimitNOFILE=",
+            )
+        ),
         severity=Severity.FAIL if soft < least else None,
     )
 

@@ -7,7 +7,7 @@ from nccl_doctor.api import Kind, Layer
 _BOTH_WAYS = (
     "NCCL and gloo need connections on ephemeral ports between all hosts, in both directions"
 )
-EXACT = "export NCCL_SOCKET_IFNAME==<nic> GLOO_SOCKET_IFNAME=<nic>"
+EXACT = "the one that leads to the other hosts: NCCL_SOCKET_IFNAME==NIC, GLOO_SOCKET_IFNAME=NIC"
 OPEN = "open all tcp between the job's hosts, at least the range net.ipv4.ip_local_port_range"
 
 INTERFACE_UNROUTABLE = Kind(
@@ -16,7 +16,7 @@ INTERFACE_UNROUTABLE = Kind(
     title="The other hosts cannot reach a chosen address, but can reach another address",
     why="NCCL opens data channels on every interface it finds (bridges, VPN, a second NIC): if "
     "one of them leads nowhere, the job hangs after a healthy bootstrap.",
-    fix=EXACT,
+    fix="choose " + EXACT,
 )
 PEER_NO_ROUTE = Kind(
     code="peer-no-route",

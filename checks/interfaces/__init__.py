@@ -45,6 +45,7 @@ src/misc/socket.cc; PyTorch documentation of torch.distributed (choosing the net
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from nccl_doctor.api import (
@@ -53,18 +54,23 @@ from nccl_doctor.api import (
     Context,
     Figure,
     Finding,
+    Fix,
     Kind,
     Layer,
+    On,
     Rank,
     Setup,
     Severity,
+    Step,
     Where,
     host_labels,
+    word,
 )
 from nccl_doctor.toolkit.nccl.answer import Answer, ask_nccl
 from nccl_doctor.toolkit.nccl.interface_choice import COMM_ID, NCCL_VARIABLE
 from nccl_doctor.toolkit.nccl.library import mapped_nccl
 from nccl_doctor.toolkit.nccl.survey import Survey, survey
+from nccl_doctor.toolkit.nccl.use_interface import use_interface
 from nccl_doctor.toolkit.net.interfaces import is_loopback, is_virtual
 from nccl_doctor.toolkit.peers.matrix import read_calls, sort_calls
 
@@ -77,7 +83,7 @@ from .comparison import (
     uses,
 )
 
-_EXACT = "export NCCL_SOCKET_IFNAME==<nic> GLOO_SOCKET_IFNAME=<nic>"
+_EXACT = "the one that leads to the other hosts: NCCL_SOCKET_IFNAME==NIC, GLOO_SOCKET_IFNAME=NIC"
 
 INTERFACE_MISSING = Kind(
     code="interface-missing",
@@ -85,7 +91,7 @@ INTERFACE_MISSING = Kind(
     title="The variable names an interface that the host does not have",
     why="The library finds no address to listen on and fails at once on this host; the ranks on "
     "the other hosts wait for it until their time-out.",
-    fix=_EXACT,
+    fix="choose " + _EXACT,
 )
 PLUGIN_CARD_MISSING = INTERFACE_MISSING.variant(
     why="The network plug-in that NCCL would use is told to use a card that is not there: it may "
@@ -112,7 +118,7 @@ INTERFACE_LOOPBACK = Kind(
     title="The library would send a loopback address to the other hosts",
     why="A host that receives 127.0.0.1 connects to itself: refused at once, or no answer until a "
     "time-out.",
-    fix=_EXACT,
+    fix="choose " + _EXACT,
 )
 ANSWER_DIFFERS = Kind(
     code="nccl-answer-differs",
@@ -199,7 +205,7 @@ def _running(facts: Mapping[str, Any]) -> str:
         outside = [a for a in nic["addresses"] if not is_loopback(a)]
         if nic["running"] and outside and not is_virtual(nic["name"]):
             return str(nic["name"])
-    return "<nic>"
+    return ""
 
 
 def _bad_choice(
@@ -256,8 +262,13 @@ def _left_out(rank: Rank, choice: Mapping[str, Any], said: str) -> Iterator[Find
             f"it and would use {used}",
             Where(hosts=(rank.host.label,), interfaces=tuple(sorted(skipped))),
             {"decided by": choice["reason"], "left out": skipped},
-            fix=f"on {rank.host.label}: ip link set {skipped[0]} up and check the cable, or take "
-            f"it out of {choice['variable']}",
+            fix=Fix(
+                *(
+                    Step(f"ip link set {word(name)} up", undo=f"ip link set {word(name)} down")
+                    for name in skipped
+                ),
+                alternatives=[Fix(text=f"check the cable, or take it out of {choice['variable']}")],
+            ),
             severity=Severity.WARN,
         )
 
@@ -334,16 +345,18 @@ def _name_it(library: str, nic: str, choice: Mapping[str, Any], kind: Kind, host
         fix = "unset NCCL_COMM_ID, or give it an address of rank 0 in a network of every host"
         newer = "outside" in choice["reason"]
         return fix + (", or install NCCL 2.30.3 or newer" if newer else "")
-    if library != "gloo":
-        elsewhere = choice["origin"] not in ("", "environment")
-        return f"export NCCL_SOCKET_IFNAME=={nic}" + (
-            f", or correct {choice['origin']}" if elsewhere else ""
-        )
-    fix = f"export GLOO_SOCKET_IFNAME={nic}"
-    if kind is INTERFACE_MISSING:
-        fix += " (whole names, separated by commas: the ^, = and prefixes of NCCL_SOCKET_IFNAME "
-        fix += "mean nothing to gloo)"
-    elif not choice["variable"]:
-        fix += f", or let {host} resolve to the address of {nic} (/etc/hosts: remove the line with "
-        fix += "127.0.1.1)"
-    return fix
+    of_gloo, variable = library == "gloo", choice["variable"]
+    step = use_interface(nic, nccl=not of_gloo, gloo=of_gloo)
+    other = note = ""
+    if not of_gloo and choice["origin"] not in ("", "environment"):
+        other = f"correct {choice['origin']}"
+    elif of_gloo and kind is INTERFACE_MISSING:
+        note = "whole names, separated by commas: the ^, = and prefixes of NCCL_SOCKET_IFNAME "
+        note += "mean nothing to gloo"
+    elif of_gloo and not variable:
+        other = f"let {host} resolve to the address of {nic or 'that interface'} (/etc/hosts: "
+        other += "remove the line with 127.0.1.1)"
+    was = choice["value"] if variable and choice["origin"] == "environment" else ""
+    undo = f"export {variable}={word(was)}" if was else step.undo
+    step = replace(step, on=On.HERE, undo=undo, note=note or step.note)
+    return Fix(step, alternatives=[Fix(text=other)] if other else [])

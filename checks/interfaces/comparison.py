@@ -10,17 +10,20 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Finding,
+    Fix,
     Kind,
     Layer,
     Severity,
+    Step,
     Where,
     odd_ones_out,
+    word,
 )
 from nccl_doctor.toolkit.hosts import link_names, sides_in_words
 from nccl_doctor.toolkit.net.interfaces import is_alone
 from nccl_doctor.toolkit.peers.matrix import Sorted
 
-_EXACT = "export NCCL_SOCKET_IFNAME==<nic> GLOO_SOCKET_IFNAME=<nic>"
+_EXACT = "the one that leads to the other hosts: NCCL_SOCKET_IFNAME==NIC, GLOO_SOCKET_IFNAME=NIC"
 
 INTERFACE_DIFFERS = Kind(
     code="interface-differs",
@@ -28,7 +31,7 @@ INTERFACE_DIFFERS = Kind(
     title="Hosts chose interfaces in networks that cannot reach each other",
     why="The library picks the first interface that fits, which may be another network on each "
     "host.",
-    fix=_EXACT,
+    fix="choose " + _EXACT,
     severity=Severity.WARN,
 )
 MTU_DIFFERS = Kind(
@@ -108,7 +111,9 @@ def mtu_differs(
                 interfaces=tuple(sorted({mains[seat][0] for seat in odd.places})),
             ),
             {"mtu": {labels[seat]: mtu for seat, mtu in mtus.items()}},
-            fix="" if odd.tie else f"ip link set dev {mains[wrong[0]][0]} mtu {odd.usual}",
+            fix=""
+            if odd.tie or odd.usual is None
+            else Fix(*(_set_mtu(labels[seat], mains[seat], odd.usual) for seat in wrong)),
             confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,
         )
 
@@ -121,6 +126,12 @@ def _beside(subnet: str, reports: Mapping[int, Mapping[str, Any]]) -> dict[int, 
         for nic in facts["interfaces"]
         if subnet in nic["subnets"] and nic["running"]
     }
+
+
+def _set_mtu(host: str, main: Main, mtu: int) -> Step:
+    device = word(main[0].partition(":")[0])
+    command = f"ip link set dev {device} mtu"
+    return Step(f"{command} {mtu}", on=(host,), undo=f"{command} {main[2]}")
 
 
 def differs(

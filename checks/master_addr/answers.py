@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from nccl_doctor.api import (
     Where,
     likely_address,
     odd_ones_out,
+    word,
 )
 from nccl_doctor.toolkit.containers import alike, network_for
 from nccl_doctor.toolkit.hosts import WHO, everybody_came_in, is_namesake, who_has_what
@@ -64,6 +66,8 @@ _FIX_IPV6 = (
     "repair the name server in /etc/resolv.conf, or take it out; or, on every host: export "
     "MASTER_ADDR={address}"
 )
+_PLAIN = re.compile(r"[\w.:% -]+")
+"""A line of /etc/hosts that no shell takes for anything else."""
 _FIX_LITERAL = "give this host an IPv6 route, or export MASTER_ADDR=IPV4_ADDRESS on every host"
 _SHOWN = 4
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
@@ -131,17 +135,26 @@ def unusable(view: View, views: Sequence[View]) -> Iterator[Finding]:
             severity=Severity.INFO,  # torch asks again until its time-out
         )
     elif not view.answers:
-        fix = f"add rank 0's host to /etc/hosts here: ADDRESS {name}"
+        fix: str = f"add rank 0's host to /etc/hosts here: ADDRESS {name}"
         if name in slurm_hosts(view.rank.env.get("SLURM_JOB_NODELIST", "")):
             fix = f"export MASTER_ADDR={address_of(name)} (by which Slurm reaches it)"
         if "/" in name or name.count(":") == 1:
             fix = "MASTER_ADDR takes only a name or an address: the port goes into MASTER_PORT"
         for address in (a for other in views for a in other.answers if not is_loopback(a)):
-            fix = f'echo "{address} {name}" >> /etc/hosts'
+            line = f"{address} {name}"
+            undo = f"sed -i {word(f'/^{line}$/d')} /etc/hosts"
+            command = f'echo "{line}" >> /etc/hosts' if _PLAIN.fullmatch(line) else ""
+            fix = Fix(Step(command, undo=undo, persists=True)) if command else fix
         launch = view.rank.launch
         if launch and launch.agent_store and launch.launcher != "ray":
             # With the c10d rendezvous it is the name that rank 0's agent found for itself.
-            fix += "; or, on the host of rank 0: torchrun --local-addr=ADDRESS"
+            other = "on the host of rank 0: torchrun --local-addr=ADDRESS"
+            text = f"{fix}; or, {other}"
+            fix = (
+                Fix(*fix.steps, text=text, alternatives=[Fix(text=other)])
+                if isinstance(fix, Fix)
+                else text
+            )
         late = "; it resolved later, as this host did sign in" if view.got_in else ""
         yield Finding(
             ADDR_UNRESOLVABLE,

@@ -18,7 +18,7 @@ from nccl_doctor.toolkit.terminal import lines, safe
 _FEW = 4
 """Hosts that are written out one by one."""
 _NUMBERED = re.compile(r"(.*?)(\d+)")
-_IN_SHELL = ("export ", "unset ")
+_IN_SHELL = ("export ", "unset ", "ulimit ")
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Steps:
         first = fixes[0][0]
         if first.steps:
             yield Block(lines=tuple(self._lines(fixes, "")))
-        elif not first.alternatives:
+        else:
             yield Block(prose=str(first))
         for i, other in enumerate(first.alternatives):
             same = [(fix.alternatives[i], where) for fix, where in fixes]

@@ -49,7 +49,9 @@ def test_a_variable_that_names_a_bad_interface(
     assert (found.where.hosts, found.where.interfaces) == (("nd1",), ("eth7",))
     assert found.level is severity
     assert f"{variable}=eth7" in found.message
-    assert ("==eth0" if "NCCL" in variable else "=eth0") in found.fix
+    assert ("='=eth0'" if "NCCL" in variable else "=eth0") in found.fix
+    (step,) = found.fix.steps
+    assert step.undo == f"export {variable}=eth7"
 
 
 def test_nccl_syntax_in_the_variable_of_gloo() -> None:
@@ -226,7 +228,9 @@ def test_a_different_mtu() -> None:
     found = only(world.judge(), "mtu-differs")
     assert (found.where.hosts, found.where.interfaces) == (("nd1",), ("eth0",))
     assert found.level is Severity.WARN
-    assert found.fix == "ip link set dev eth0 mtu 1500"
+    (step,) = found.fix.steps
+    assert (step.on, step.command) == (("nd1",), "ip link set dev eth0 mtu 1500")
+    assert step.undo == "ip link set dev eth0 mtu 9000"
 
 
 def test_of_two_mtus_neither_is_the_wrong_one() -> None:
@@ -351,7 +355,7 @@ def test_the_fix_says_that_a_good_file_is_hidden_by_the_environment() -> None:
         "/etc/nccl.conf, which has NCCL_SOCKET_IFNAME=^docker0,lo and so takes ens6"
     )
     world.facts["nd1"]["by_file"]["picks"] = [["lo", "127.0.0.1"]]
-    assert only(world.judge(), "interface-missing").fix.startswith("export NCCL_SOCKET_IFNAME==")
+    assert only(world.judge(), "interface-missing").fix == "export NCCL_SOCKET_IFNAME='=eth0'"
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,9 @@ def test_unresolvable_on_one_host_blames_that_host_and_knows_the_line_to_add():
     merged = only(cluster_of({"nd0": facts("nd0"), "nd1": seen}, complete=False))
     assert place(merged) == ("addr-unresolvable", ("nd1",))
     assert f"{ND0} nd0" in merged.fix
+    (step,) = merged.fix.steps
+    assert step.command == f'echo "{ND0} nd0" >> /etc/hosts'
+    assert step.undo == f"sed -i '/^{ND0} nd0$/d' /etc/hosts"
 
 
 def test_slurm_reaches_a_node_whose_name_does_not_resolve():

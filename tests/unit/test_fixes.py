@@ -78,6 +78,13 @@ def test_commands_stand_alone_and_are_never_wrapped():
     ]
 
 
+def test_prose_may_have_other_ways_too():
+    fix = Fix(text="ask the owner", alternatives=[Fix(replace(LET_IN, persists=True))])
+    report = through_json(report_of(Finding(SHUT, "m", Where(hosts=("ux2",)), fix=fix)))
+    assert fix_lines(report)[0] == "ask the owner"
+    assert fix_lines(report)[-2:] == ["# or on ux2", LET_IN.command]
+
+
 def test_a_fix_of_many_places_is_said_once():
     findings = [
         Finding(SHUT, f"m{i}", Where(hosts=(host,)), fix=Fix(replace(LET_IN, persists=True)))
