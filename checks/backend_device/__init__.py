@@ -320,6 +320,8 @@ def _backend(cluster: Cluster, one: SeenByRank) -> Finding | None:
     if not accelerated:
         text = f"the backend is nccl, but {build} is built without CUDA"
         fix = f"install the CUDA build of torch {public(facts['torch'])} in this environment"
+        if not gpus and _wanted(cluster):  # that is what to repair, and torch after it
+            return Finding(MISMATCH, text, fix=fix, explained_by=MISSING.code)
         return Finding(MISMATCH, text, fix=fix if gpus else "use the backend gloo: no GPU here")
     if not facts["nccl_built"]:
         return Finding(NO_NCCL, f"the backend is nccl, but {build} is built without NCCL")
@@ -383,17 +385,28 @@ def _on_host(mine: Iterable[SeenByRank]) -> dict[str, str]:
     return {device["uuid"] or f"cuda:{device['index']}": device["name"] for device in devices}
 
 
+def _wanted(cluster: Cluster) -> int:
+    """Number of GPUs that the configuration expects on every host; 0 if it says nothing."""
+    return int(cluster.expected.get("gpus_per_host", 0))
+
+
 def _too_few(cluster: Cluster, mine: Sequence[SeenByRank]) -> Finding | None:
     """The finding on a host with fewer GPUs than local ranks, or than the configuration expects.
 
-    None where nccl sees no GPU at all: then every rank has its own finding.
+    None where nccl sees no GPU at all: then every rank has its own finding, but for a torch that is
+    not built for GPUs.
     """
     facts, host = mine[0].facts, mine[0].rank.host
     gpus, all_gpus = len(_on_host(mine)), count_gpus(facts["host_gpus"])
-    ranks, wanted = cluster.ranks_on(host), int(cluster.expected.get("gpus_per_host", 0))
+    ranks, wanted = cluster.ranks_on(host), _wanted(cluster)
     per_rank = cluster.backend == "nccl" and not sharing_is_meant(ranks)
     need = max(len(ranks) if per_rank else 0, wanted)
-    if gpus >= need or (cluster.backend == "nccl" and not gpus):
+    said = cluster.backend == "nccl" and not gpus
+    if said and wanted and not all_gpus and not (facts["cuda"] or facts["rocm"]):
+        text = f"no GPU, expected {wanted} per host"
+        evidence = {"visible": 0, "needed": wanted, "host_gpus": facts["host_gpus"]}
+        return Finding(MISSING, text, Where(hosts=(host.label,)), evidence, fix_of_missing(facts))
+    if gpus >= need or said:
         return None
     if per_rank and all_gpus >= need and _are_apart(mine):
         return None  # who shares a GPU, or has none, is named

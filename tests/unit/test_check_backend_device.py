@@ -205,6 +205,19 @@ def test_fewer_gpus_than_configured() -> None:
     assert {f.code for f in found} == {"gpu-missing"}
 
 
+def test_where_gpus_are_expected_their_absence_is_the_fault_and_not_the_backend() -> None:
+    bare = {0: cpu_facts(), 1: cpu_facts()}
+    found = judge(cluster_of(bare, nproc=2, expected={"gpus_per_host": 8}))
+    assert {(f.code, f.where.hosts, f.explained_by) for f in found} == {
+        ("gpu-missing", ("nd0",), None),
+        ("backend-device-mismatch", ("nd0",), "gpu-missing"),
+    }
+    assert all("gloo" not in f.fix for f in found)
+    (missing,) = (f for f in found if f.code == "gpu-missing")
+    assert (missing.message, missing.level) == ("no GPU, expected 8 per host", Severity.FAIL)
+    assert {f.code for f in judge(cluster_of(bare, nproc=2))} == {"backend-device-mismatch"}
+
+
 def test_visible_devices_hide_all_gpus() -> None:
     no_device = error(100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")
     hidden = facts(
