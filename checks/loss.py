@@ -60,6 +60,7 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.nccl.survey import other_answers
 from nccl_doctor.toolkit.net.interfaces import interfaces
+from nccl_doctor.toolkit.net.shapers import in_words, shaped_at, without_shapers
 from nccl_doctor.toolkit.net.tcp_counters import tcp_rises
 from nccl_doctor.toolkit.peers.calls import Matrix, call_on_chosen_addresses, calls_deadline
 from nccl_doctor.toolkit.peers.calm import Calm
@@ -206,16 +207,18 @@ def _finding(
     unsure = most or cause.confidence is Confidence.POSSIBLE
     ends = sorted(labels[end] for end in cause.ends)
     nics = tuple(sorted({nic for end in cause.ends for nic in losses.interfaces.get(end, ())}))
+    held = [each for each in shaped_at(cluster, cause.ends) if each[1] in nics or not nics]
+    fix = LINK_LOSSY.fix.replace("<nic>", "/".join(nics) or "NIC")
     return Finding(
         LINK_LOSSY.variant(title=_ALL_ROADS) if cause.is_host else LINK_LOSSY,
-        f"{words} with almost no traffic, in two tries",
+        f"{words} with almost no traffic, in two tries{in_words(held)}",
         Where(
             hosts=tuple(labels[end] for end in cause.ends) if cause.is_host else (),
             links=() if cause.is_host else link_names(labels, cause.pairs),
             interfaces=nics if cause.is_host else (),
         ),
         {"roads": calls, "counters": {name: risen[name] for name in ends if name in risen}},
-        fix=LINK_LOSSY.fix.replace("<nic>", "/".join(nics) or "<nic>"),
+        fix=without_shapers(held, fix) if held else fix,
         severity=level,
         confidence=Confidence.POSSIBLE if unsure else Confidence.LIKELY,
     )

@@ -72,6 +72,7 @@ from nccl_doctor.toolkit.nccl.library import mapped_nccl
 from nccl_doctor.toolkit.nccl.survey import Survey, survey
 from nccl_doctor.toolkit.nccl.use_interface import use_interface
 from nccl_doctor.toolkit.net.interfaces import is_loopback, is_virtual
+from nccl_doctor.toolkit.net.shapers import shapers
 from nccl_doctor.toolkit.peers.matrix import read_calls, sort_calls
 
 from .comparison import (
@@ -131,6 +132,14 @@ ANSWER_DIFFERS = Kind(
 )
 
 
+class InterfacesFacts(Survey):
+    """Facts that `observe` returns; other checks read them. `shapers`: interface → what tc has
+    there that holds packets back.
+    """
+
+    shapers: dict[str, str]
+
+
 class Interfaces(Check):
     """Compares the interfaces that NCCL and gloo would choose on each host."""
 
@@ -149,7 +158,7 @@ class Interfaces(Check):
     deadline_s = 12.0  # two names, and NCCL: 3 s each
     reads = ("firewall", "rdma")
 
-    def observe(self, ctx: Context) -> Survey:
+    def observe(self, ctx: Context) -> InterfacesFacts:
         """The choices, and the interfaces to choose from; `asked`: NCCL's answer, or None."""
 
         def ask() -> Answer | None:
@@ -157,7 +166,7 @@ class Interfaces(Check):
             return ask_nccl(loaded[0], ctx.env, ctx.breadcrumb) if loaded else None
 
         ctx.breadcrumb("choosing interfaces as NCCL and gloo do")
-        return survey(ctx.env, root=ctx.root, ask=ask)
+        return {**survey(ctx.env, root=ctx.root, ask=ask), "shapers": shapers()}
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:
         """The interfaces that the job would use, and what each library picks."""

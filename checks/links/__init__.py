@@ -22,6 +22,7 @@ How to fix
 ----------
 host-slow: `ethtool <nic>` shows the negotiated speed, `ip -s link` the errors; look for a NIC in a
 narrow PCIe slot, another driver, a rate limit, and work that keeps the CPU busy.
+If tc holds packets back on a host itself, it is named: `tc -s qdisc show dev <nic>`.
 link-slow, latency-high: the path between these two hosts (routes, VPN, switch uplink, rate limit).
 nic-errors-rising: cable, transceiver or switch port of the interface that is named.
 path-mtu-low: `tracepath -n <address>` shows the router or tunnel with the smaller MTU.
@@ -79,6 +80,7 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.host import interface_mtu, load_average
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.nccl.survey import given_answer, other_answers, survey
+from nccl_doctor.toolkit.net.shapers import in_words, shaped_at, without_shapers
 from nccl_doctor.toolkit.peers.drops import (
     DAMAGED,
     DROPPED,
@@ -356,7 +358,9 @@ class _Judge:
         nics = sorted({self.facts[seat]["interface"] for seat in cause.ends})
         fix = _HOST_LATE if kind is LATENCY_HIGH and cause.is_host else kind.fix
         fix = fix.replace("<nic>", "/".join(nics))
-        target = self.facts[cause.ends[-1]]["address"]
+        fix = fix.replace("<address>", self.facts[cause.ends[-1]]["address"])
+        held = [each for each in shaped_at(self.cluster, cause.ends) if each[1] in nics]
+        words += in_words(held)
         most = 2 * len(cause.pairs) > len(self.first)
         unsure = most or cause.confidence is Confidence.POSSIBLE
         return Finding(
@@ -368,7 +372,7 @@ class _Judge:
                 interfaces=tuple(nics) if seats else (),
             ),
             self.evidence(cause.pairs),
-            fix=fix.replace("<address>", target),
+            fix=without_shapers(held, fix) if held else fix,
             severity=severity,
             confidence=Confidence.POSSIBLE if unsure else Confidence.LIKELY,
         )
