@@ -119,6 +119,7 @@ from .kinds import (
     PEER_INTERCEPTED,
     PEER_NO_ROUTE,
     PEER_ONE_WAY,
+    find_mtu,
 )
 from .local import RulesFacts, observe_rules
 from .sampled import SAMPLED, judge_sample
@@ -390,8 +391,10 @@ def _fix(matrix: _Matrix, kind: Kind, found: Suspects) -> str:
             f"cable and subnet mask of both ends, or choose another interface: {EXACT}"
         )
     remove = kind in (MTU_BLACKHOLE, PEER_INTERCEPTED)
+    if kind is MTU_BLACKHOLE and not found.rules:
+        return find_mtu(matrix.labels[call.caller], call.address, call.interface)
     if remove and not found.rules:
-        return kind.fix.replace("<host>", call.address)
+        return kind.fix
     steps = how_to_open(found, matrix.labels, matrix.rules, remove=remove)
     if steps:
         seats = [] if remove else sorted(found.rules)

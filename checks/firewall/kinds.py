@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.api import Kind, Layer
+from nccl_doctor.api import Fix, Kind, Layer, On, Step, word
 
 _BOTH_WAYS = (
     "NCCL and gloo need connections on ephemeral ports between all hosts, in both directions"
@@ -32,8 +32,8 @@ MTU_BLACKHOLE = Kind(
     layer=Layer.ROUTE,
     title="Small packets arrive, large packets are silently lost",
     why="Bootstrap and small collectives work; the first large one hangs until the time-out.",
-    fix="lower the MTU to what the path carries (ping -M do -s 1472 <host> finds it), or let "
-    'ICMP "fragmentation needed" pass',
+    fix="lower the MTU to what the path carries (ping -M do -s 1472 finds out whether it is 1500), "
+    'or let ICMP "fragmentation needed" pass',
 )
 PEER_BLOCKED = Kind(
     code="peer-blocked",
@@ -66,3 +66,33 @@ NO_NEIGHBOUR = {
     "why": "The address is in a network that both hosts are said to be in, and packets for it stay "
     "on the host that sends them: another VLAN, a wrong subnet mask, or an address that is gone.",
 }
+
+
+_PAYLOADS = (8972, 4472, 1472, 1452, 1432, 1412, 1392, 1372, 1352, 1322, 1272, 1172, 972, 548)
+"""Sizes of a ping to try, from the MTUs of jumbo frames and Ethernet down, through those of tunnels
+(1480, 1450, 1420, 1400, …) to what every path carries."""
+
+
+def find_mtu(caller: str, address: str, nic: str) -> Fix:
+    """The fix for a path that loses large packets: the MTU that it carries, for both its ends."""
+    bare = address.partition("%")[0]
+    headers = 48 if ":" in bare else 28
+    sizes = " ".join(str(payload) for payload in _PAYLOADS)
+    ping = f"ping -c 2 -W 1 -M do -s $size {word(address)} > /dev/null 2>&1"
+    print_it = f'echo "MTU $((size + {headers}))"'
+    device = word(nic.partition(":")[0])
+    return Fix(
+        Step(
+            f"for size in {sizes}; do {ping} && {print_it} && break; done",
+            on=(caller,),
+            note="prints the MTU that the path carries",
+        ),
+        Step(
+            f"# ip link set dev {device} mtu MTU",
+            on=On.EVERY,
+            note="with that MTU; it has to be the same on all hosts of the network",
+        ),
+        text="lower the MTU of both ends to what the path carries: "
+        f"ping -M do -s {1500 - headers} {bare} finds out whether it is 1500",
+        alternatives=[Fix(text='let ICMP "fragmentation needed" pass on the way')],
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -180,6 +181,18 @@ def test_an_mtu_black_hole_has_a_direction(a_way: str, b_way: str, links: tuple[
     found = only(world.judge(), "mtu-blackhole")
     assert (found.where.hosts, found.where.links) == ((), links)
     assert found.kind.layer.value == "route"
+
+
+def test_the_fix_of_a_black_hole_finds_the_size_and_says_where_to_set_it() -> None:
+    world = World(2).fail([("nd0", "nd1")], stuck("upload"))
+    find, put = only(world.judge(), "mtu-blackhole").fix.steps
+    assert find.on == ("nd0",)
+    assert put.command == "# ip link set dev eth0 mtu MTU"
+    # A path that carries 1400 bytes, of which 28 are headers.
+    ping = 'ping() { [ "$9" = 192.168.77.2 ] && [ "$8" -le 1372 ]; }'
+    script = f"set +m\n{ping}\n{find.command}\n"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "MTU 1400\n"
 
 
 def test_what_stalls_halfway_is_only_possibly_the_mtu() -> None:
