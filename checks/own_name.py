@@ -126,9 +126,22 @@ class OwnName(Check):
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings on each host, and on a difference between them, if the job spans machines."""
         if spans_machines(cluster):
-            for rank, facts in cluster.facts(self.name):
-                yield from _published(cluster, rank, facts)
+            reports = list(cluster.facts(self.name))
+            owners: dict[str, set[int]] = {}
+            for rank, facts in reports:
+                owners.setdefault(_own_address(facts), set()).add(rank.host.id)
+            for rank, facts in reports:
+                # Whoever took the address of another host lost the one that its name leads to.
+                taken = len(owners[_own_address(facts)]) > 1
+                for found in _published(cluster, rank, facts):
+                    because = taken and found.kind is NOT_OURS
+                    yield found.replaced(explained_by="address-duplicate" if because else None)
             yield from _families(cluster)
+
+
+def _own_address(facts: Mapping[str, Any]) -> str:
+    nic = likely_address(facts["interfaces"], facts.get("source", ""))
+    return nic[1] if nic else ""
 
 
 def _published(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:

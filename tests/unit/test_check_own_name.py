@@ -131,6 +131,16 @@ def test_the_own_name_as_gloo_reads_it(own: Any, code: str, words: str):
     assert judged(cluster_of(by_host, env=told)) == []
 
 
+def test_a_host_that_took_the_address_of_another_has_lost_its_own():
+    by_host = {name: facts(name) for name in NAMES}
+    by_host["nd2"] = facts("nd2", look("nd2", "10.9.9.9"))
+    by_host["nd2"]["interfaces"][1][1][0] = ND1
+    found = only(cluster_of(by_host))
+    assert (found.where.hosts, found.explained_by) == (("nd2",), "address-duplicate")
+    by_host["nd2"]["interfaces"][1][1][0] = "192.168.77.9"  # nobody else has this one
+    assert only(cluster_of(by_host)).explained_by is None
+
+
 def test_a_name_whose_first_usable_address_is_on_the_network_is_fine():
     own = look("nd1", "10.9.9.9", ND1, "127.0.1.1")
     assert judged(cluster_of({"nd0": facts("nd0"), "nd1": facts("nd1", own)})) == []
