@@ -83,68 +83,19 @@ from nccl_doctor.toolkit.net.ports import (
 )
 from nccl_doctor.toolkit.shared_kinds import PORT_BLOCKED
 
+from .kinds import (
+    DEAD_ROUTE,
+    NO_ROUTE,
+    PORT_EPHEMERAL,
+    PORT_FORBIDDEN,
+    PORT_IN_USE,
+    PORT_NOT_THE_STORE,
+    PORT_PRIVILEGED,
+    PORT_REFUSED,
+)
 from .reasons import excuse_for, reason_of
 from .rejections import forbidden_here, rejected_by, turned_back_by
 from .road import Knocks, knock
-
-PORT_IN_USE = Kind(
-    code="port-in-use",
-    layer=Layer.PORT,
-    title="Another process holds MASTER_PORT",
-    why="Rank 0 cannot serve the store; the other ranks connect to that process, or wait.",
-    fix="end the process that holds it, or choose another MASTER_PORT on every host",
-)
-PORT_PRIVILEGED = Kind(
-    code="port-privileged",
-    layer=Layer.PORT,
-    title="This user may not bind MASTER_PORT",
-    why="Ports below ip_unprivileged_port_start (1024) are for root; rank 0 cannot serve there.",
-    fix="choose a MASTER_PORT from 1024 to 32767 on every host: export MASTER_PORT=29500",
-)
-PORT_FORBIDDEN = PORT_PRIVILEGED.variant(
-    title="A security rule forbids this process to bind MASTER_PORT",
-    why="The port is not one of those for root: SELinux, AppArmor or a seccomp profile refuses it, "
-    "and rank 0 cannot serve there.",
-    fix="ausearch -m avc -ts recent, or dmesg | grep -i -e apparmor -e audit, shows the rule: "
-    "allow it there, or start the container with another profile",
-)
-PORT_EPHEMERAL = Kind(
-    code="port-ephemeral",
-    layer=Layer.PORT,
-    title="MASTER_PORT is in the range from which the kernel assigns ports to clients",
-    why="An outgoing connection may hold it at the moment when rank 0 needs it.",
-    fix="choose a MASTER_PORT below the range, or add it to net.ipv4.ip_local_reserved_ports",
-    severity=Severity.WARN,
-)
-PORT_REFUSED = Kind(
-    code="port-refused",
-    layer=Layer.PORT,
-    title="The master refuses connections to MASTER_PORT",
-    why="The host answers, but nothing listens at that port: rank 0 is not running, serves "
-    "another port or runs elsewhere; or a firewall answers with a reset.",
-    fix="on rank 0's host: `ss -ltnp 'sport = :PORT'`; is rank 0 running, with this MASTER_PORT?",
-)
-PORT_NOT_THE_STORE = Kind(
-    code="port-not-the-store",
-    layer=Layer.PORT,
-    title="The service at MASTER_PORT is not a TCPStore",
-    why="Another service holds the port, or a proxy accepts connections for it; torch connects "
-    "and then waits for an answer until its time-out.",
-    fix="on rank 0's host: `ss -ltnp 'sport = :PORT'`; choose a free MASTER_PORT on every host",
-)
-NO_ROUTE = Kind(
-    code="no-route",
-    layer=Layer.ROUTE,
-    title="No route to the master's address",
-    why="There is no route to it, from here or from a router on the way, or no host on the local "
-    "network has the address.",
-    fix="check the address and `ip route get ADDRESS`; is rank 0's host up, on the same network?",
-)
-
-DEAD_ROUTE = NO_ROUTE.variant(
-    title="A route of the host leads nowhere, in the way of the master",
-    why="The kernel refuses every packet to that address before it leaves the host.",
-)
 
 SHORT_S = 7.0  # if the store is up before the first host connects
 MARGIN_S = 1.0
