@@ -180,12 +180,8 @@ def fix_from_json(node: Node) -> str:
     text = node.get("fix", str)
     steps, others = _steps_of(node), tuple[Fix, ...]()
     if "fix_alternatives" in node.data:
-        others = node.each("fix_alternatives", lambda n: _fix(n.get("fix", str), _steps_of(n)))
-    return _fix(text, steps, others) if steps or others else text
-
-
-def _fix(text: str, steps: tuple[Step, ...], others: tuple[Fix, ...] = ()) -> Fix:
-    return Fix(*steps, text=text, alternatives=others)
+        others = node.each("fix_alternatives", lambda n: _made(_steps_of(n), n.get("fix", str), ()))
+    return _made(steps, text, others) if steps or others else text
 
 
 def _steps_of(node: Node) -> tuple[Step, ...]:

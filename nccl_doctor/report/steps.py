@@ -65,8 +65,8 @@ class Steps:
 
     def on(self, names: Sequence[str]) -> str:
         """Hosts in words: `on ux2`, `on every host but ux0`."""
-        every = self._hosts.every
-        left = [name for name in every if name not in set(names)]
+        given = set(names)
+        left = [name for name in self._hosts.every if name not in given]
         if len(names) > 1 and not left:
             return "on every host"
         if 0 < len(left) < min(_FEW, len(names)) and len(names) > _FEW:

@@ -179,7 +179,7 @@ def call_others(
     away = gone(failed)
     results = iter([] if seat in away else c for (seat, _), c in zip(others, calls, strict=True))
     peers: dict[str, list[dict[str, Any]]] = {}
-    macs = neighbours()
+    macs, fixed = neighbours(), None
     for (seat, entry), mine in zip(entries, shared, strict=True):
         answers = macs.get(entry["address"].partition("%")[0])
         # The tokens of the listener stay out of the facts.
@@ -190,7 +190,8 @@ def call_others(
             known["source"], lost = source_of(entry["address"])
             if route := dead_route(entry["address"], lost):
                 known["route"] = route
-            entered = fixed_neighbours().get(entry["address"].partition("%")[0])
+            fixed = fixed_neighbours() if fixed is None else fixed
+            entered = fixed.get(entry["address"].partition("%")[0])
             if entered and entry.get("mac") and entered.mac[-_TAIL:] != entry["mac"][-_TAIL:]:
                 known["fixed"] = list(entered)
             if lost is not None:  # this host itself has no route, whatever its errno was
