@@ -30,6 +30,9 @@ settings.register_profile("quick", settings(), max_examples=30, deadline=None)
 settings.register_profile("deep", settings(), max_examples=400, deadline=None)
 settings.load_profile(os.environ.get("EXAMPLES", "quick"))
 
+for _width in ("COLUMNS", "LINES"):  # those of a worker, which has no terminal
+    os.environ.pop(_width, None)
+
 _HEAVY = ("lab", "ranks")
 _TOGETHER = ("unit", "browser")
 """Folders of modules whose tests go to one worker each."""

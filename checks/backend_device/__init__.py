@@ -224,10 +224,17 @@ class BackendDevice(Check):
         without, seen = hosts_without_gpu(cluster), facts_by_host(cluster)
         at = {host.label: seen[host.id] for host in cluster.hosts if host.id in seen}
         lost = {host.label for host in cluster.hosts if host.id in without}
+        short = {
+            rank.host.label
+            for rank, facts in cluster.facts(self.name)
+            if count_gpus(facts["host_gpus"]) < _wanted(cluster)
+        }
         for found in self._found(cluster):
             # While one GPU of the host does not answer, CUDA starts on fewer GPUs or on none.
             if found.code in ("gpu-unhealthy", "gpu-missing") and lost & {*found.where.hosts}:
                 found = found.replaced(explained_by="gpu-lost")
+            if found.code == "gpu-missing" and not short.issuperset(found.where.hosts):
+                found = found.replaced(drains=False)
             by_nvml = at.get(found.where.hosts[0], {}) if found.where.hosts else {}
             # Without NVSwitches here the fabric is that of other hosts, or of a hypervisor.
             if found.code == "fabric-manager-down" and manager_is_down(

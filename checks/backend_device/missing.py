@@ -14,6 +14,7 @@ MISSING = Kind(
     "A rank without its own GPU fails, or takes the GPU of another rank.",
     "Start as many ranks as the host has GPUs, or get the missing GPU back: look for Xid in "
     "`dmesg`, compare `nvidia-smi -L` with `lspci`; in a container, request all GPUs.",
+    drains=True,  # only where the configuration expects more than the kernel has
 )
 _OF_AMD = (
     "Start as many ranks as the host has GPUs, or get the missing GPU back: look for amdgpu in "

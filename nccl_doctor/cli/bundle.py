@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -71,11 +72,11 @@ def issue(project: str, file: str, no_redact: bool, redact_key: str | None) -> N
         _write_map(cover)
     answer = whose_fault(project, saved)
     question = f"Is this a fault of {NAMES[project]}?"
-    if answer.no:
-        complain(f"{question} {answer.words}")
     form = f"<!-- {question} {comment(answer.words)} -->\n"
     form += fill(form_of(project), saved, installed)
     click.echo(inert(form) if in_github() else form, nl=False)
+    if answer.no and not sys.stdout.isatty():  # the form itself is not on the screen
+        complain(f"{question} {answer.words}")
 
 
 @click.command(

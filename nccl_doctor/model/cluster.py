@@ -268,7 +268,7 @@ class Cluster:
     complete: bool = True
     expected: Mapping[str, Any] = field(default_factory=dict)
     job: Job = field(default_factory=Job)
-    run_id: str = ""
+    run_id: str = field(default="", compare=False)
 
     @cached_property
     def present(self) -> tuple[Rank, ...]:

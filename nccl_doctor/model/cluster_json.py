@@ -108,7 +108,7 @@ def cluster_from_json(report: Node) -> Cluster:
         complete=run.get("complete", bool, True),
         expected=run.get("expected", dict, {}),
         job=_job(run.get("job", dict, {})),
-        run_id=run.get("id", str, ""),
+        run_id=run.readable("id", str) or "",
     )
 
 

@@ -29,6 +29,7 @@ READS = {  # subcommand of `report` → every way in which it reads the file BAD
     "issue": [["issue", name, "BAD"] for name in issue.projects()],
 }
 GIVES = {  # subcommand → how it is called to write a report to a path, or to stdout
+    "show": ["show", "GOOD"],
     "judge": ["judge", "GOOD"],
     "merge": ["merge", "GOOD"],
 }

@@ -20,6 +20,7 @@ from nccl_doctor.api import (
     OutcomeStatus,
     Severity,
 )
+from nccl_doctor.report.profiles import drains
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.gpu_facts import H100, cpu_facts, facts, gpu
 
@@ -215,6 +216,9 @@ def test_where_gpus_are_expected_their_absence_is_the_fault_and_not_the_backend(
     assert all("gloo" not in f.fix for f in found)
     (missing,) = (f for f in found if f.code == "gpu-missing")
     assert (missing.message, missing.level) == ("no GPU, expected 8 per host", Severity.FAIL)
+    assert drains(missing)  # a scheduler takes such a node out of service
+    of_job = judge(cluster_of({0: facts(0, 0, gpus=4), 1: facts(0, 1, gpus=4)}, nproc=8))
+    assert not any(map(drains, of_job))  # not for a job that wants more than the node ever had
     assert {f.code for f in judge(cluster_of(bare, nproc=2))} == {"backend-device-mismatch"}
 
 
