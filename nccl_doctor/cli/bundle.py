@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,7 +16,7 @@ from nccl_doctor.cli.help import READ_EXITS, Manual
 from nccl_doctor.cli.redaction import KEY_HELP, cover_of
 from nccl_doctor.cli.saving import NotSaved, check_place, read_report
 from nccl_doctor.toolkit.host import host_name
-from nccl_doctor.toolkit.terminal import complain, in_github, inert, safe
+from nccl_doctor.toolkit.terminal import in_github, inert, safe
 
 if TYPE_CHECKING:
     from nccl_doctor.model.report import Report
@@ -56,8 +55,7 @@ def _giving_options(function: F) -> F:
 def issue(project: str, file: str, no_redact: bool, redact_key: str | None) -> None:
     """Print the issue form of a project, filled in from a saved report.
 
-    It begins with whether the finding can be a fault of that project at all; if not, stderr says so
-    too.
+    It begins with whether the finding can be a fault of that project at all.
 
     FILE may be - for stdin. Names are replaced by pseudonyms; FILE.map.json holds the real names.
     """
@@ -75,8 +73,6 @@ def issue(project: str, file: str, no_redact: bool, redact_key: str | None) -> N
     form = f"<!-- {question} {comment(answer.words)} -->\n"
     form += fill(form_of(project), saved, installed)
     click.echo(inert(form) if in_github() else form, nl=False)
-    if answer.no and not sys.stdout.isatty():  # the form itself is not on the screen
-        complain(f"{question} {answer.words}")
 
 
 @click.command(

@@ -222,7 +222,6 @@ def test_an_issue_begins_with_whose_fault_it_is(saved):
     assert done.returncode == 0
     first = done.stdout.splitlines()[0]
     assert first.startswith("<!-- Is this a fault of NCCL? no: shm-small is a matter of this clust")
-    assert done.stderr.startswith("nccl-doctor: Is this a fault of NCCL? no: shm-small")
     assert "# [Issue]" in done.stdout
 
 

@@ -250,7 +250,7 @@ def test_a_host_that_uses_another_network_decides_which_of_two_mtus_is_the_wrong
     other["listen"] = [{"interface": "ext0", "address": "10.9.9.1", "roles": ["nccl-bootstrap"]}]
     found = only(world.judge(), "mtu-differs")
     assert (found.where.hosts, found.confidence) == (("nd1",), Confidence.LIKELY)
-    assert found.fix == "ip link set dev eth0 mtu 1500"
+    assert found.fix == "on nd1: ip link set dev eth0 mtu 1500"
     assert "1500 on nd0, nd2; 1400 on nd1" in found.message
     other["interfaces"][0]["mtu"] = 9000  # says nothing of the other two
     assert only(world.judge(), "mtu-differs").where.hosts == ("nd0", "nd1")

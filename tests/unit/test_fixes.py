@@ -158,7 +158,8 @@ def test_names_in_commands_get_pseudonyms():
 def test_other_formats_show_the_lines(form):
     report = report_of(Finding(SHUT, "m", Where(hosts=("ux2",)), fix=Fix(LET_IN)))
     shown = github.commands(report) if form == "github" else renderer(form)(report)
-    for line in ("# on ux2, until it restarts", LET_IN.command):
+    where = "on ux2, until it restarts"
+    for line in (where if form == "html" else f"# {where}", LET_IN.command):
         assert line in shown
     assert f"restarts {LET_IN.command}" not in shown
 
