@@ -60,9 +60,9 @@ accuracy: $(VENV)/.dev ## run the whole corpus of faults and write docs/accuracy
 	@scripts/lab_tools.sh
 	$(TEST_ENV) $(BIN)/python benchmarks/accuracy.py --write docs/accuracy.md $(ARGS)
 
-accuracy-long: $(VENV)/.dev ## the same with 1,000 healthy runs: some hours
+accuracy-long: $(VENV)/.dev ## the same with 1,000 healthy runs, and with the fixes typed: some hours
 	@scripts/lab_tools.sh
-	$(TEST_ENV) $(BIN)/python benchmarks/accuracy.py --healthy 1000 --records build/accuracy.jsonl --write docs/accuracy.md $(ARGS)
+	$(TEST_ENV) $(BIN)/python benchmarks/accuracy.py --healthy 1000 --records build/accuracy.jsonl --fixes build/fixes.json --write docs/accuracy.md $(ARGS)
 
 chaos: $(VENV)/.dev ## runs that something strikes at random (ARGS="--runs N --seed S --from K"), writes docs/chaos.md
 	@scripts/lab_tools.sh

@@ -2,8 +2,9 @@
 
 Every record of tests/lab/corpus is set up in a fresh lab and examined; then plain torchrun with an
 all-reduce runs on the same fault, several at a time, as it mostly waits. Then come faults that
-nobody chose (tests/lab/corpus/blind), and healthy clusters again and again. Writes a page with
-every case and the bars. With `--records`, a run that has a result is not made again.
+nobody chose (tests/lab/corpus/blind), and healthy clusters again and again. With `--fixes`, the
+fixes that are printed are typed as well, and taken back. Writes a page with every case and the
+bars. With `--records`, a run that has a result is not made again.
 
     python benchmarks/accuracy.py --write docs/accuracy.md
     python benchmarks/accuracy.py --only absent-last --no-stock --blind 0 --healthy 0
@@ -19,7 +20,7 @@ import platform
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -33,6 +34,7 @@ from tests.lab.corpus import Case, blind, load
 from tests.lab.corpus.figures import Figures, figures
 from tests.lab.corpus.records import Records
 from tests.lab.corpus.runs import STOCK_CAP_S, Result, Stock, run, run_stock
+from tests.lab.corpus.typed import Typed, can_be_typed, type_fixes
 from tests.lab.hosts import trouble
 from tests.lab.lab import TOTAL_S
 
@@ -43,6 +45,9 @@ LAUNCHER_S = 6.0
 AFTER_JOIN_S = 5.0
 MEDIAN_S = 6.0
 RIGHT = 0.95
+WORKS = 0.95
+"""Share of the printed fixes that have to work as typed."""
+BY_HAND, HELPS = "by hand", "works"
 BLIND = 150
 """Faults of the blind slice."""
 HEALTHY = 200
@@ -63,14 +68,20 @@ class Bar:
     met: bool
 
 
-def bars(faults: Sequence[Row], unseen: Sequence[Row], healthy: Sequence[Row]) -> list[Bar]:
-    """Every bar, over the runs that were made."""
+def bars(
+    faults: Sequence[Row],
+    unseen: Sequence[Row],
+    healthy: Sequence[Row],
+    fixes: Mapping[str, str] | None = None,
+) -> list[Bar]:
+    """Every bar, over the runs that were made; `fixes`: id of a fault → what came of its fix."""
+    typed = [said for said in (fixes or {}).values() if said != BY_HAND]
+    work = [said for said in typed if said.startswith(HELPS)]
     every = [*faults, *unseen, *healthy]
     found = _added(unseen)
     right = [row for row in faults if row[1].score.is_right]
     blamed = [case.id for case, result in every if result.score.blamed]
-    over = [case.id for case, result in every if result.seconds > _deadline(case)]
-    over += [case.id for case, result in every if None in result.codes]
+    over = [c.id for c, r in every if r.seconds > _deadline(c) or None in r.codes]
     loud = [case.id for case, result in healthy if not _is_healthy(result)]
     quick = [result.seconds for case, result in faults if not case.waits]
     slow = [result.seconds for case, result in faults if case.waits]
@@ -113,6 +124,17 @@ def bars(faults: Sequence[Row], unseen: Sequence[Row], healthy: Sequence[Row]) -
             f"{max(slow) - JOIN_S:.1f} s" if slow else "not run",
             not slow or max(slow) <= JOIN_S + AFTER_JOIN_S,
         ),
+        *(
+            [
+                Bar(
+                    f"printed fixes that work as typed, of {len(typed)}: at least {WORKS:.0%}",
+                    f"{len(work)} ({len(work) / len(typed):.0%})",
+                    len(work) >= WORKS * len(typed),
+                )
+            ]
+            if typed
+            else ()
+        ),
     ]
 
 
@@ -143,7 +165,9 @@ def page(
     stock: dict[str, Stock],
     unseen: Sequence[Row],
     healthy: Sequence[Row],
+    *,
     met: Sequence[Bar],
+    fixes: Mapping[str, str],
 ) -> str:
     """The page in Markdown."""
     day = datetime.now(timezone.utc).date().isoformat()
@@ -166,7 +190,9 @@ def page(
         f"(static rendezvous, then an all-reduce) is stopped after {STOCK_CAP_S:g} s; the table "
         "shows the first line on any host that reports a problem. gloo connects each pair of ranks "
         "in one direction only, so that some one-way faults, which stop NCCL, do not stop that "
-        "job. The records are in `tests/lab/corpus`.",
+        "job. The records are in `tests/lab/corpus`. Where a fix was typed, on the hosts that it "
+        f'names, it "{HELPS}" if the cluster was healthy after it, and as broken as before after '
+        "its undo, where one is printed for each step.",
         "",
         "| limit | measured | |",
         "|---|---|---|",
@@ -176,10 +202,12 @@ def page(
         "",
         "## Faults",
         "",
-        "| fault | hosts | cause and place | reported | s | plain torchrun | s |",
-        "|---|---|---|---|---|---|---|",
+        "| fault | hosts | cause and place | reported | s | fix | plain torchrun | s |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    out += [_row(case, result, stock.get(case.id)) for case, result in faults]
+    out += [
+        _row(case, result, stock.get(case.id), fixes.get(case.id, "")) for case, result in faults
+    ]
     silent = [each for each in stock.values() if each.seconds is None]
     runs = [each for each in stock.values() if each.ended == "exit 0"]
     if stock:
@@ -255,13 +283,14 @@ def _seen(result: Result) -> str:
     return mark + ("; ".join(map(str, result.score.reported)) or "nothing")
 
 
-def _row(case: Case, result: Result, stock: Stock | None) -> str:
+def _row(case: Case, result: Result, stock: Stock | None, fix: str) -> str:
     wanted = "; ".join(map(str, case.expect))
     words, seconds = "not tried", ""
     if stock is not None:
         words = f"{stock.words} ({stock.ended})"
         seconds = "–" if stock.seconds is None else f"{stock.seconds:.0f}"
-    cells = [case.title, str(case.hosts), wanted, _seen(result), f"{result.seconds:.1f}", words]
+    took = f"{result.seconds:.1f}"
+    cells = [case.title, str(case.hosts), wanted, _seen(result), took, fix, words]
     return f"| {' | '.join(map(_cell, cells))} | {seconds} |"
 
 
@@ -285,6 +314,9 @@ def main() -> int:
     parser.add_argument("--no-stock", action="store_true", help="leave plain torchrun out")
     parser.add_argument(
         "--stock", type=Path, help="keep what plain torchrun said in this file, and take it from it"
+    )
+    parser.add_argument(
+        "--fixes", type=Path, help="type the fixes too; keep what came of them in this file"
     )
     parser.add_argument("--jobs", type=int, default=4, help="plain torchruns at a time")
     parser.add_argument("--write", type=Path, help="page to write")
@@ -310,11 +342,13 @@ def main() -> int:
         for number, case in enumerate(islice(cycle(calm), args.healthy))
     ]
     stock = {} if args.no_stock else _stock(chosen, args.jobs, args.stock)
-    met = bars(faults, unseen, healthy)
+    fixes = _typed(chosen, args.fixes) if args.fixes else {}
+    met = bars(faults, unseen, healthy, fixes)
     for bar in met:
         print(f"{'met   ' if bar.met else 'MISSED'} {bar.text}: {bar.seen}")
     if args.write:
-        args.write.write_text(page(faults, stock, unseen, healthy, met), encoding="utf-8")
+        text = page(faults, stock, unseen, healthy, met=met, fixes=fixes)
+        args.write.write_text(text, encoding="utf-8")
     return 0 if all(bar.met for bar in met) else 1
 
 
@@ -330,6 +364,28 @@ def _stock(cases: Sequence[Case], jobs: int, keep: Path | None) -> dict[str, Sto
             if keep:
                 keep.write_text(json.dumps({name: vars(each) for name, each in stock.items()}))
     return {case.id: stock[case.id] for case in cases if case.id in stock}
+
+
+def _typed(cases: Sequence[Case], keep: Path) -> dict[str, str]:
+    """What came of the fix of each case; what `keep` knows already is not tried again."""
+    known: dict[str, str] = json.loads(keep.read_text()) if keep.exists() else {}
+    for case in cases:
+        if can_be_typed(case) and case.id not in known:
+            known[case.id] = _in_words(type_fixes(case, JOIN_S))
+            print(f"fix {case.id}: {known[case.id]}", flush=True)
+            keep.parent.mkdir(parents=True, exist_ok=True)
+            keep.write_text(json.dumps(known))
+    return {case.id: known[case.id] for case in cases if case.id in known}
+
+
+def _in_words(typed: Typed | None) -> str:
+    if typed is None:
+        return BY_HAND
+    if typed.left:
+        return f"**still {', '.join(sorted({code for code, _ in typed.left}))}**"
+    if typed.undone is None:
+        return f"{HELPS}, no undo"
+    return HELPS if typed.undone.is_right else "**undo: not as before**"
 
 
 class Runs:

@@ -76,6 +76,7 @@ PORTS_EXHAUSTED = Kind(
     "requested address`.",
     fix='sysctl -w net.ipv4.ip_local_port_range="1024 65535"',
     severity=Severity.WARN,
+    delays=True,  # those in TIME_WAIT come free again, one after the other
 )
 _FREE_PORTS = (
     "ss -Htan | awk '{print $1}' | sort | uniq -c shows what takes them (TIME-WAIT ends after 60 "

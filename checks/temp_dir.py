@@ -187,6 +187,9 @@ def _make_file(folder: str) -> str:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"nccl-doctor")
             file.flush()
+    except FileNotFoundError as error:
+        # /proc and its like say so of a file that nobody can make in them.
+        return "it takes no files" if os.path.isdir(folder) else str(error.strerror)
     except OSError as error:
         return error.strerror or str(error)
     return ""

@@ -50,7 +50,9 @@ def test_the_page_holds_every_case_and_every_bar(accuracy: ModuleType) -> None:
     unseen = [right(case) for case in blind.cases(blind.SEED, 5)]
     stock = {corpus.faults[0].id: Stock("nothing", None, "nd0 still waiting")}
     met = accuracy.bars(faults, unseen, healthy)
-    text = accuracy.page(faults, stock, unseen, healthy, met)
+    fixes = {corpus.faults[0].id: "works", corpus.faults[1].id: "by hand"}
+    text = accuracy.page(faults, stock, unseen, healthy, met=met, fixes=fixes)
+    assert " | 2.0 | works | nothing (nd0 still waiting) | – |" in text
     assert all(bar.met for bar in met)
     for case in (*corpus.faults, *corpus.healthy, *(case for case, _ in unseen)):
         assert case.title.replace("|", "\\|") in text
@@ -72,6 +74,16 @@ def test_a_bar_can_be_missed(accuracy: ModuleType) -> None:
     assert len(missed(accuracy, [right(quick, 6.5)], [])) == 1
     assert len(missed(accuracy, [], [], [(case, wrong)])) == 3  # recall, blamed, late
     assert len(missed(accuracy, [right(case)], [(odd, loud)])) == 1
+
+
+def test_fixes_that_do_not_work_miss_their_bar(accuracy: ModuleType) -> None:
+    typed = {str(number): "works" for number in range(19)} | {"x": "works, no undo"}
+    bars = [accuracy.bars([], [], [], {**typed, **more})[-1] for more in ({}, {"y": "by hand"})]
+    assert [(bar.met, bar.seen) for bar in bars] == [(True, "20 (100%)")] * 2
+    broken = {"y": "**still peer-blocked**", "z": "**undo: not as before**"}
+    bar = accuracy.bars([], [], [], {**typed, **broken})[-1]
+    assert (bar.met, bar.seen) == (False, "20 (91%)")
+    assert "printed fixes" not in accuracy.bars([], [], [], {"y": "by hand"})[-1].text
 
 
 def test_a_result_is_kept_and_read_again(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.api import Cluster, Context, Launch, Outcome, OutcomeStatus, Severity
-from nccl_doctor.checks.temp_dir import TempDir
+from nccl_doctor.checks.temp_dir import TempDir, _fix, _make_file
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only
 
@@ -152,3 +152,14 @@ def test_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = observe(monkeypatch, tmp_path / "gone")
     assert seen["free"] is None
     assert len(seen["tried"]) == 2
+
+
+def test_a_folder_that_is_there_and_takes_no_files_is_not_made_and_removed_again() -> None:
+    """/proc says of a file that cannot be made in it that there is no such file."""
+    entry = ["TMPDIR", "/proc", _make_file("/proc")]
+    assert entry[2] == "it takes no files"
+    fix = _fix(entry, "/tmp")
+    assert not any("mkdir" in step.command or "rmdir" in step.undo for step in fix.steps)
+    assert fix.steps[0].command == "export TMPDIR=/tmp"
+    missing = ["TMPDIR", "/nonexistent", _make_file("/nonexistent")]
+    assert _fix(missing, "/tmp").steps[0].command == "mkdir -p /nonexistent"

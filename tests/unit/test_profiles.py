@@ -108,6 +108,7 @@ class TestSlurm:
             "fabric-manager-down",
             "nvswitch-error",
             "memory-failing",
+            "gpu-missing",  # only of GPUs that the configuration expects
         }
         page = (DOCS / "slurm.md").read_text(encoding="utf-8")
         (named,) = re.findall(r"whose code drains the host: (.*?)\. ", page)

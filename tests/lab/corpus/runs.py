@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.lab.corpus import Case
 from tests.lab.corpus.inject import Scene, prepare
@@ -66,13 +66,7 @@ def run(case: Case, join_s: float, *, fresh: bool = False) -> Result:
     with Lab(case.names, clocks=case.clocks) as lab:
         lab.fresh = fresh
         slurm = Slurm(lab) if case.launcher == "srun" else None
-        scene = prepare(case, lab)
-        views = lab.folder / "views"
-        views.mkdir()
-        options = ("--join-timeout", f"{join_s:g}", "--output-dir", str(views), *case.options)
-        with scene.striking():
-            done = _start(case, scene, slurm, options)
-        answer, others = _answer(done, views, lab.python)
+        done, answer, others = examine(case, prepare(case, lab), join_s, slurm)
         ended = [each for each in done.done if each.host not in lab.frozen]
         left = [] if lab.frozen else done.leftovers  # they are stopped, and hold what they had
         return Result(
@@ -83,6 +77,24 @@ def run(case: Case, join_s: float, *, fresh: bool = False) -> Result:
             tuple(left),
             str(done),
         )
+
+
+class Examined(NamedTuple):
+    """The run of a case, the report that a reader ends up with, and all others."""
+
+    done: Run
+    answer: dict[str, Any] | None
+    others: Sequence[dict[str, Any]]
+
+
+def examine(case: Case, scene: Scene, join_s: float, slurm: Slurm | None = None) -> Examined:
+    """Examine a case in a lab that it was set up in."""
+    views = scene.lab.new_folder() / "views"
+    views.mkdir()
+    options = ("--join-timeout", f"{join_s:g}", "--output-dir", str(views), *case.options)
+    with scene.striking():
+        done = _start(case, scene, slurm, options)
+    return Examined(done, *_answer(done, views, scene.lab.python))
 
 
 def _start(case: Case, scene: Scene, slurm: Slurm | None, options: Sequence[str]) -> Run:
