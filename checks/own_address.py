@@ -76,7 +76,7 @@ _LO_UP = Fix(
 DIAL_S = 2.0
 LOOK_UP_S = 2.0
 RULES_S = 0.5
-"""Of each of four commands."""
+"""Seconds for each of four commands."""
 
 
 class OwnAddress(Check):

@@ -33,7 +33,7 @@ PICTURES = ROOT / "docs" / "pictures"
 COLUMNS = 100
 TYPED = "$ nccl-doctor run --nnodes 2 --nproc-per-node 2 --node-rank 0 --master-addr nd0\n"
 WIDE, HIGH = 1100, 960
-"""Of the page, in CSS pixels."""
+"""Size of the page, in CSS pixels."""
 FRAME = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>

@@ -17,7 +17,7 @@ SAMPLED = Kind(
     severity=Severity.INFO,
 )
 _UPLINKS = 16
-"""Of a leaf switch, for an example."""
+"""Uplinks of a leaf switch in the example that the message gives."""
 
 
 def judge_sample(cluster: Cluster, tried: Set[tuple[int, int]]) -> Iterator[Finding]:

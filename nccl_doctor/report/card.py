@@ -16,7 +16,7 @@ from nccl_doctor.model.sections import HostLink, Section, Setup
 from nccl_doctor.report.sections import Checks, sections_of
 
 MOST_RANKS = 16_384
-"""Of a larger job no card is made: the checks would be asked for too long."""
+"""Ranks up to which a card is made: for more, the checks would be asked for too long."""
 _SOFTWARE = ("torch", "cuda", "rocm", "nccl", "nccl loaded", "driver", "python", "deepspeed")
 _MOST_WORDS = 3
 _GBIT = 8e-9

@@ -31,7 +31,7 @@ _COLUMN = 28
 
 
 _ID = re.compile(r"(, )?(GPU-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-"""Of one device: it would keep eight that are alike from sharing a line."""
+"""Name of one device: it would keep eight that are alike from sharing a line."""
 
 
 def render(report: Report, checks: Checks, *, width: int = 100, ascii: bool = False) -> str:

@@ -152,7 +152,7 @@ def test_what_a_code_means(tmp_path: Path, shell: dict[str, str]) -> None:
 
 
 def test_the_ci_job_copied_without_an_edit(tmp_path: Path, shell: dict[str, str]) -> None:
-    """Of GitLab, on a runner without GPUs: red, and all that it keeps is there.
+    """The job for GitLab, on a runner without GPUs: red, and all that it keeps is there.
 
     tests/cli/test_cli_ci.py runs what the other jobs say.
     """

@@ -1,4 +1,4 @@
-"""Who meets whom: few partners for each of many hosts, chosen anew for each run."""
+"""Schedules of calls: few partners for each of many hosts, chosen anew for each run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose fault a finding is, before anybody writes an issue."""
+"""Answers to whose fault a finding is, before anybody writes an issue."""
 
 from __future__ import annotations
 

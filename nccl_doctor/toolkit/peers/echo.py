@@ -32,7 +32,7 @@ from nccl_doctor.toolkit.peers.calm import Calm, exchange
 MAGIC = b"ncdr-ec3"
 TOKEN_BYTES = 32
 ADDRESS_BYTES = 46
-"""Of an address as text, filled up with zeros: INET6_ADDRSTRLEN."""
+"""Bytes of an address as text, filled up with zeros: INET6_ADDRSTRLEN."""
 SMALL_BYTES = 64
 LARGE_BYTES = 1 << 20
 ACK_BYTES = 1 << 14
