@@ -5,10 +5,11 @@ What it checks
 In the calls of check `firewall`, every host sends each other one a few hundred small segments over
 TCP, eight at a time, and the kernel counts those that it had to send again: so little traffic that
 no queue overflows. Where two or more were lost, the hosts at both ends, and others to compare with,
-do it once more, five times as long. What was lost in both tries is blamed on the host that explains
-all of it (into it, out of it), or else on the link. Where the receiving host counts packets that
-arrived damaged, or that it dropped itself, its interface is the cause. The evidence also shows by
-how much the kernel's own counters of TCP rose at both ends (check `retransmissions`).
+do it once more, five times as long; not if so much was lost that one try is enough. What was lost
+is blamed on the host that explains all of it (into it, out of it), or else on the link. Where the
+receiving host counts packets that arrived damaged, or that it dropped itself, its interface is the
+cause. The evidence also shows by how much the kernel's own counters of TCP rose at both ends (check
+`retransmissions`).
 
 Why it matters
 --------------
@@ -26,8 +27,9 @@ When it is wrong
 Segments of 512 bytes, at the start: a road that loses only large packets, or only under the load of
 the whole job, is not seen here (checks `firewall`, `links`). What InfiniBand or RoCE lose is seen
 by check `rdma_errors`. The segments that the other side had already (D-SACK) are not counted.
-Thresholds: 5 segments and 0.5 % lost in both tries, 2 of them in the second one; from 10 % on the
-job is taken to hang. With two hosts, a fault of a host cannot be told from one of the link.
+Thresholds: 5 segments and 0.5 % lost in both tries, 2 of them in the second one, or 10 segments and
+10 % in the first; from 10 % on the job is taken to hang. With two hosts, a fault of a host cannot
+be told from one of the link.
 
 References
 ----------
@@ -38,7 +40,7 @@ retransmissions); RFC 8985 (RACK-TLP); ethtool(8).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from itertools import chain
 
 from nccl_doctor.api import (
     Cause,
@@ -59,25 +61,19 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.nccl.survey import other_answers
-from nccl_doctor.toolkit.net.interfaces import interfaces
 from nccl_doctor.toolkit.net.shapers import in_words, shaped_at, without_shapers
 from nccl_doctor.toolkit.net.tcp_counters import tcp_rises
 from nccl_doctor.toolkit.peers.calls import Matrix, call_on_chosen_addresses, calls_deadline
 from nccl_doctor.toolkit.peers.calm import Calm
-from nccl_doctor.toolkit.peers.drops import (
-    DAMAGED,
-    DROPPED,
-    Counts,
-    grown,
-    judge_drops,
-    read_counts,
-)
+from nccl_doctor.toolkit.peers.drops import DAMAGED, DROPPED, judge_drops
 from nccl_doctor.toolkit.peers.echo import Talk
 from nccl_doctor.toolkit.peers.loss import (
     AGAIN,
     FIRST,
     HEAVY,
     Losses,
+    Lost,
+    first_reports,
     hosts_to_try_again,
     read_losses,
 )
@@ -99,12 +95,6 @@ _WAYS = {
     "out": "on all roads out of the host",
     "both": "on all roads into the host and out of it",
 }
-
-
-class LossFacts(Matrix):
-    """Facts that `observe` returns; `drops` from `grown`."""
-
-    drops: Counts
 
 
 class Loss(Check):
@@ -139,25 +129,23 @@ class Loss(Check):
             raise Skip(f"the calls of check firewall {'lost nothing' if good else 'were not made'}")
         return rounds
 
-    def observe(self, ctx: Context) -> LossFacts:
+    def observe(self, ctx: Context) -> Matrix:
         """Call every other host of the round, and let it call this one."""
-        before = _counts(ctx.root)
-        made = call_on_chosen_addresses(ctx, _TALKS[ctx.round])
-        return {**made, "drops": grown(before, _counts(ctx.root))}
+        return call_on_chosen_addresses(ctx, _TALKS[ctx.round])
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Findings on the hosts and links that lost segments in both tries, and on the interfaces
-        that dropped them.
+        """Findings on the hosts and links that lost segments, and on the interfaces that dropped
+        them.
         """
         losses = read_losses(cluster)
         labels = host_labels(cluster)
         rises = tcp_rises(cluster) if losses.causes else {}
         risen = {host.label: rises[host.id] for host in cluster.hosts if host.id in rises}
+        reports = [*cluster.facts(self.name, AGAIN)] or [*chain(*first_reports(cluster))]
         for cause in losses.causes:
             receivers = {receiver for _, receiver in cause.pairs}
             level = Severity.FAIL if losses.of(cause).share >= HEAVY else Severity.WARN
-            reports = cluster.facts(self.name, AGAIN)
-            seen = [(rank, facts) for rank, facts in reports if rank.seat in receivers]
+            seen = [report for report in reports if report[0].seat in receivers]
             dropped = [each.replaced(severity=level) for each in judge_drops(seen, receivers)]
             yield from dropped
             named = {name for each in dropped for name in each.where.hosts}
@@ -166,20 +154,12 @@ class Loss(Check):
             yield found.replaced(explained_by=dropped[0].code) if told else found
 
     def sections(self, cluster: Cluster) -> Iterator[HostLink]:
-        """Segments sent and lost, on each road that was tried again."""
+        """Segments sent and lost, on each road that was tried again, or that is known without."""
         losses = read_losses(cluster)
         hosts = {rank.seat: rank.host.id for rank in cluster.present}
-        for (start, end), each in losses.again.items():
+        proven = {pair: losses.first[pair] for pair in losses.pairs if pair in losses.first}
+        for (start, end), each in {**proven, **losses.again}.items():
             yield HostLink(hosts[start], hosts[end], segments=each.segments, lost=each.lost)
-
-
-def _counts(root: Path) -> Counts:
-    """Counts of every interface of this host that is up."""
-    found: Counts = {}
-    for nic in interfaces():
-        if nic.up and not nic.loopback:
-            found |= read_counts(nic.name, root)
-    return found
 
 
 def _finding(
@@ -201,9 +181,10 @@ def _finding(
     calls = [
         {"from": labels[a], "to": labels[b], "first": vars(one), "again": vars(other)}
         for a, b in sorted(cause.pairs)[:5]
-        if (one := losses.first.get((a, b))) and (other := losses.again.get((a, b)))
+        for one, other in [(losses.first.get((a, b), Lost()), losses.again.get((a, b), Lost()))]
     ]
-    most = 2 * len(cause.pairs) > len(losses.again)
+    tries = "two tries" if any(pair in losses.again for pair in cause.pairs) else "one try"
+    most = 2 * len(cause.pairs) > len(losses.again or losses.first)
     unsure = most or cause.confidence is Confidence.POSSIBLE
     ends = sorted(labels[end] for end in cause.ends)
     nics = tuple(sorted({nic for end in cause.ends for nic in losses.interfaces.get(end, ())}))
@@ -211,7 +192,7 @@ def _finding(
     fix = LINK_LOSSY.fix.replace("<nic>", "/".join(nics) or "NIC")
     return Finding(
         LINK_LOSSY.variant(title=_ALL_ROADS) if cause.is_host else LINK_LOSSY,
-        f"{words} with almost no traffic, in two tries{in_words(held)}",
+        f"{words} with almost no traffic, in {tries}{in_words(held)}",
         Where(
             hosts=tuple(labels[end] for end in cause.ends) if cause.is_host else (),
             links=() if cause.is_host else link_names(labels, cause.pairs),

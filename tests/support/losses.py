@@ -95,6 +95,8 @@ class LossyWorld:
 
     def _first(self, **fields: Any) -> Cluster:
         world = self.tries[ONE]
+        for name, drops in self.drops.items():
+            world.facts[name]["drops"] = drops
         if not self.alone:
             return world.cluster(**fields)
         made = make_cluster(self.names, backend=world.backend, **fields)

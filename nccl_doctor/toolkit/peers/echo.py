@@ -53,8 +53,9 @@ millisecond each; and in one call, however many there are."""
 _PAUSE_S = 0.3
 _LOST = 2
 """So many lost small segments show that the road loses packets of every size."""
-_VERY_LOSSY = 0.05
-"""With this part of the segments lost, 1 MiB takes seconds."""
+_CRAWLS = 0.05
+"""With this part of the segments sent again, as they or their answers were lost, 1 MiB takes
+seconds."""
 _ACKS = LARGE_BYTES // ACK_BYTES
 
 
@@ -141,7 +142,9 @@ def call(
         return Call(dialled.outcome, dialled.detail, dialled.duration_s)
     with sock:
         result = _hold(sock, door, talk)
-    if talk.burst and result.outcome == "ok" and origin is None and result.lost < _LOST:
+    # Where a segment is lost, so would a new connection be: none of them for want of a limit.
+    is_good = result.outcome == "ok" and not result.detail and result.lost < _LOST
+    if talk.burst and is_good and origin is None:
         stood = _burst(door, talk.burst)
         if stood < talk.burst:
             time.sleep(_PAUSE_S)
@@ -182,7 +185,7 @@ def _hold(sock: socket.socket, door: Door, talk: Talk) -> Call:
         result = Call("ok", f"stopped for {STALL_S:g} s", 0.0)
     elif not talk.large:
         result = Call("ok", "", 0.0)
-    elif lossy and lost.lost >= _VERY_LOSSY * lost.segments:
+    elif lost.again >= max(_LOST, _CRAWLS * lost.segments):
         result = Call("ok", "no large echo: it would take too long", 0.0)
     else:
         result = _LargeEcho(sock).run()

@@ -1,7 +1,8 @@
 """Roads between hosts that lose packets, from the calls that the hosts made. Pure functions.
 
 `calm` counts on each connection what was sent and what was lost. What the calls of check `firewall`
-make doubtful, check `loss` measures again; only what lost segments twice is blamed.
+make doubtful, check `loss` measures again; what lost segments twice is blamed, or so many at once
+that no second try is needed: on such a road it would take long, and might not come to its end.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ MANY_LOST = 5
 HEAVY = 0.1
 """From here on most exchanges of a job wait for a segment that was lost twice or more in a row."""
 _SUSPECT_LOST = 2
+_PROVEN_LOST = 10
+"""With `HEAVY`, in a single try; some seconds without a link lose all of a few groups, and less."""
 _MOST_HOSTS, _DOUBTFUL = 16, 12
 """Hosts that are measured again, and those of them that are ends of doubtful roads at most."""
 
@@ -54,7 +57,7 @@ class Losses:
 
     Attributes:
         first, again: pair → what was lost in each of the tries.
-        causes: of what was lost in both tries, hosts first.
+        causes: of what was lost in both tries, or proven by the first; hosts first.
         interfaces: seat → the interfaces at which the others called its host.
     """
 
@@ -74,24 +77,30 @@ class Losses:
 
 
 def read_losses(cluster: Cluster) -> Losses:
-    """Losses between the hosts of a cluster that were tried twice, by checks `firewall` and `loss`.
+    """Losses between the hosts of a cluster, by checks `firewall` and `loss`.
 
-    Quick where nothing was tried again; else it looks only at the hosts that were.
+    It looks only at the hosts that tried again, or that lost so much at first that none did.
     """
     reports = list(cluster.facts("loss", AGAIN))
-    if not reports:
+    if reports:
+        seats = {rank.seat for rank, _ in reports}
+        reports += _called_in_vain(cluster, seats)
+        seats = {rank.seat for rank, _ in reports}
+    else:
+        called = {rank.seat for each in first_reports(cluster) for rank, _ in each}
+        seats = set(_compared(_doubtful(cluster)[0], called))
+    if not seats:
         return Losses({}, {}, (), {})
-    reports += _called_in_vain(cluster, {rank.seat for rank, _ in reports})
-    seats = {rank.seat for rank, _ in reports}
     calls = [
         call
-        for each in _first_reports(cluster)
+        for each in first_reports(cluster)
         for call in _good_calls((r for r in each if r[0].seat in seats), cluster.backend)
     ]
     tried_again = _good_calls(reports, cluster.backend)
     first, again = _lost(calls), _lost(tried_again)
     good = {pair for pair, each in first.items() if each.lost < _SUSPECT_LOST}
-    blame = blame_links(good | again.keys(), set(_lossy(first, again)))
+    lossy = set(_lossy(first, again))
+    blame = blame_links(good | again.keys() | lossy, lossy)
     nics: dict[int, set[str]] = {}
     for call in (*calls, *tried_again):
         nics.setdefault(call.listener, set()).add(call.interface)
@@ -103,13 +112,13 @@ def _called_in_vain(cluster: Cluster, reported: Set[int]) -> list[Report]:
     their own: what the others lost on the way to them counts.
     """
     began = {each.rank.seat for each in cluster.evidence("loss", AGAIN)} - reported
-    first = {rank.seat: (rank, facts) for each in _first_reports(cluster) for rank, facts in each}
+    first = {rank.seat: (rank, facts) for each in first_reports(cluster) for rank, facts in each}
     known = (first[seat] for seat in sorted(began) if seat in first)
     return [(rank, {**facts, "peers": {}}) for rank, facts in known]
 
 
 def hosts_to_try_again(cluster: Cluster, seats: Iterable[int]) -> tuple[int, ...]:
-    """Hosts that call each other once more; none where nothing is doubtful.
+    """Hosts that call each other once more; none where nothing is doubtful, or all is proven.
 
     Args:
         cluster: after the first calls.
@@ -118,7 +127,12 @@ def hosts_to_try_again(cluster: Cluster, seats: Iterable[int]) -> tuple[int, ...
     Returns: some of the seats: the ends of doubtful roads, those of most of them first, and others
     to compare them with.
     """
-    doubtful = _doubtful(cluster)
+    doubtful, unproven = _doubtful(cluster)
+    return _compared(doubtful, seats) if unproven else ()
+
+
+def _compared(doubtful: Counter[int], seats: Iterable[int]) -> tuple[int, ...]:
+    """The ends of doubtful roads, those of most of them first, and others to compare them with."""
     if not doubtful:
         return ()
     worst_first = sorted(seats, key=lambda seat: (-doubtful[seat], seat))
@@ -127,13 +141,15 @@ def hosts_to_try_again(cluster: Cluster, seats: Iterable[int]) -> tuple[int, ...
     return tuple(sorted([*chosen, *others[: _MOST_HOSTS - len(chosen)]]))
 
 
-def _doubtful(cluster: Cluster) -> Counter[int]:
-    """Seat → number of roads from and to its host on which the first calls lost segments.
+def _doubtful(cluster: Cluster) -> tuple[Counter[int], int]:
+    """Seat → number of roads from and to its host on which the first calls lost segments; and the
+    number of roads for which a second try is needed.
 
     Of a thousand hosts with a million roads, only those that lost something are read in full.
     """
     found: Counter[int] = Counter()
-    for reports in map(list, _first_reports(cluster)):
+    unproven = 0
+    for reports in map(list, first_reports(cluster)):
         of_seat = {rank.seat: (rank, facts) for rank, facts in reports}
         for rank, facts in reports:
             for text, entries in facts.get("peers", {}).items():
@@ -142,8 +158,10 @@ def _doubtful(cluster: Cluster) -> Counter[int]:
                     ends = [(rank, {**facts, "peers": {text: entries}})]
                     ends.append((other, {**theirs, "peers": {}}))
                     for pair, lost in _lost(_good_calls(ends, cluster.backend)).items():
-                        found.update(pair if lost.lost >= _SUSPECT_LOST else ())
-    return found
+                        if lost.lost >= _SUSPECT_LOST:
+                            found.update(pair)
+                            unproven += not _is_proven(lost)
+    return found, unproven
 
 
 def _has_lost(entry: Mapping[str, Any]) -> bool:
@@ -157,14 +175,14 @@ def lossy_data_roads(cluster: Cluster) -> frozenset[frozenset[int]]:
     What InfiniBand carries does not.
     """
     losses = read_losses(cluster)
-    reports = [report for each in _first_reports(cluster) for report in each]
+    reports = [report for each in first_reports(cluster) for report in each]
     if cluster.backend == "nccl" and all(f.get("nccl_data") != "sockets" for _, f in reports):
         return frozenset()
     hosts = {rank.seat: rank.host.id for rank in cluster.present}
     return frozenset(frozenset(hosts[end] for end in pair) for pair in losses.pairs)
 
 
-def _first_reports(cluster: Cluster) -> tuple[Iterable[Report], Iterable[Report]]:
+def first_reports(cluster: Cluster) -> tuple[Iterable[Report], Iterable[Report]]:
     """Reports of the first calls, by whichever check made them."""
     return cluster.facts("loss", FIRST), cluster.facts("firewall", "matrix")
 
@@ -185,18 +203,27 @@ def _lost(calls: Iterable[PeerCall]) -> dict[Pair, Lost]:
 
 
 def _lossy(first: Mapping[Pair, Lost], again: Mapping[Pair, Lost]) -> Iterator[Pair]:
-    """The pairs that lost segments when tried again, and many in total.
+    """The pairs that lost segments when tried again, and many in total; or very many at first, and
+    were not tried again.
 
     Where answers are lost, segments are sent again that had arrived. The other side reports them,
     and some of these reports are lost as well: of what looks lost on the way there, a share of up
     to the square of the loss on the way back is none.
     """
-    for pair, second in again.items():
+    for pair in first.keys() | again.keys():
         total = _both(pair, first, again)
         back = _both(pair[::-1], first, again).share
-        many = second.lost >= _SUSPECT_LOST and total.lost >= MANY_LOST
+        if pair in again:
+            many = again[pair].lost >= _SUSPECT_LOST and total.lost >= MANY_LOST
+        else:
+            many = _is_proven(total)
         if many and total.share >= LOSSY and total.share > back**2:
             yield pair
+
+
+def _is_proven(lost: Lost) -> bool:
+    """Whether so much was lost in one try that a second one would only take longer."""
+    return lost.lost >= _PROVEN_LOST and lost.share >= HEAVY
 
 
 def _both(pair: Pair, first: Mapping[Pair, Lost], again: Mapping[Pair, Lost]) -> Lost:
