@@ -107,7 +107,7 @@ from .culprits import (
     suspects,
     what_rules_say,
 )
-from .few_at_once import few_at_once
+from .few_at_once import calls_cut_short, few_at_once
 from .kinds import (
     DEAD_ROUTE,
     EXACT,
@@ -200,7 +200,7 @@ class Firewall(Check):
         matrix = _Matrix(cluster)
         yield from _failed(matrix)
         yield from _unroutable(matrix)
-        yield from few_at_once(PEER_BLOCKED, matrix.calls, matrix.labels)
+        yield from few_at_once(PEER_BLOCKED, matrix.calls, matrix.labels, matrix.rules)
         yield from judge_sample(cluster, matrix.sorted.tested)
         troubled = {call.listener for call in matrix.calls if call.outcome != "ok"}
         yield from judge_strangers(cluster, troubled)
@@ -270,7 +270,7 @@ class _Matrix:
     def unanswered(self) -> tuple[PeerCall, ...]:
         """Every call that a filter or a route of a host may explain."""
         lost = (call for call in self.sorted.unroutable if call.outcome in SILENT)
-        return (*self.sorted.failed, *lost)
+        return (*self.sorted.failed, *lost, *calls_cut_short(self.calls).values())
 
     def is_down(self, call: PeerCall) -> bool:
         """Whether the interface that was called is down on its own host."""

@@ -49,7 +49,9 @@ def conclude(
     """
     judged, broken = judge_all(cluster, checks)
     kept = [
-        finding for finding in (*problems, *_silent_ranks(cluster), *judged) if wanted(finding.code)
+        finding
+        for finding in (*problems, *_lost_ranks(cluster, judged), *judged)
+        if wanted(finding.code)
     ]
     findings = fold(excuse(explain(kept, cluster)))
     results = check_results(cluster, checks, findings, skipped=skipped, broken=broken)
@@ -131,12 +133,18 @@ def _verdict(
     return "warn" if warned else "pass"
 
 
-def _silent_ranks(cluster: Cluster) -> Iterator[Finding]:
-    """One finding for each participant that signed in and then posted no evidence in a round."""
+def _lost_ranks(cluster: Cluster, judged: Iterable[Finding]) -> Iterator[Finding]:
+    """One finding for each participant that signed in and posted no evidence in a round, or whose
+    process was killed in one, if the check itself has nothing to say of it.
+    """
+    told = {finding.check for finding in judged if finding.level is not Severity.INFO}
     for rank, facts in cluster.observed():
         for check, rounds in facts.items():
             for name, outcome in rounds.items():
-                if outcome.status is not OutcomeStatus.SILENT:
+                killed = outcome.status is OutcomeStatus.DIED and outcome.signal == "SIGKILL"
+                if outcome.status is not OutcomeStatus.SILENT and not (
+                    killed and check not in told
+                ):
                     continue
                 known = outcome.signal is not None
                 words = f"killed by {outcome.signal}" if known else outcome.reason

@@ -15,6 +15,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Fix,
     Launch,
     Outcome,
     OutcomeStatus,
@@ -487,6 +488,38 @@ def test_a_host_that_takes_few_connections_at_once_is_named() -> None:
     assert "1 of 8 connections in 2 s, begun at once, twice" in found.message
     assert found.kind.title.startswith("Only some of several connections")
     assert "nft list ruleset" in found.fix
+
+
+LIMIT = "tcp dport 32768-60999 ct count over 4 drop"
+
+
+def test_a_rule_that_may_limit_connections_names_its_host_where_comparison_cannot() -> None:
+    world = World(3, "gloo").fail([("nd0", "nd1"), ("nd2", "nd1")], FEW)
+    world.fail([("nd0", "nd2"), ("nd1", "nd2")], NO_ROUTE)
+    found = [each for each in world.judge() if each.code == "peer-blocked"]
+    assert {each.where.hosts for each in found} == {()}
+    world.hit("nd1", ("nd0", "nd1"), sure=False, rule=LIMIT)
+    found = only([each for each in world.judge() if each.code == "peer-blocked"], "peer-blocked")
+    assert (found.where.hosts, found.where.links) == (("nd1",), ())
+    assert (found.level, found.confidence) == (Severity.FAIL, Confidence.LIKELY)
+    assert "(2 of 4 ordered pairs)" in found.message
+    assert LIMIT in found.message
+    assert isinstance(found.fix, Fix)
+    first, *_ = found.fix.steps
+    assert (first.on, first.command.split()[:3]) == (("nd1",), ["nft", "insert", "rule"])
+
+
+def test_a_rule_of_the_caller_says_nothing_of_connections_to_another_host() -> None:
+    world = World(2).fail([("nd0", "nd1")], FEW)
+    world.hit("nd0", ("nd0", "nd1"), sure=False, rule=LIMIT, packet="reply")
+    assert only(world.judge(), "peer-blocked").where.links == (("nd0", "nd1"),)
+
+
+def test_rules_are_read_at_both_ends_of_a_road_with_too_few_connections() -> None:
+    world = World(3).fail([("nd0", "nd1")], FEW)
+    assert [(each.name, each.groups) for each in CHECK.plan(world.cluster())][1:] == [
+        ("rules", ((0,), (2,)))
+    ]
 
 
 def test_where_answers_get_lost_few_connections_at_once_say_nothing_of_their_number() -> None:

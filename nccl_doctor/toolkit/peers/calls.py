@@ -164,8 +164,8 @@ def call_others(
         small: seats with which no large message is exchanged.
 
     Returns: seat, as text, → for each entry `address`, `interface`, `roles`, `port`, `attempts`
-    (see `matrix.PeerCall`); if the call failed, `source`: the own address that it came from, the
-    `route` that leads nowhere, if it is one, and `fixed`: hardware address and interface of an
+    (see `matrix.PeerCall`); if the call failed, or too few connections came about, `source`: the
+    own address that it came from; if it failed, the `route` that leads nowhere, if it is one, and `fixed`: hardware address and interface of an
     entry of the neighbour table that somebody made, if it is not the other host's; and `answers`:
     the hardware address that answers here for a neighbour, if it is another one.
     """
@@ -190,8 +190,10 @@ def call_others(
         known = {key: entry[key] for key in ("address", "interface", "roles", "port")}
         made = [] if mine else [call.to_json() for call in next(results)]
         known["attempts"] = [{"outcome": "own-address"}] if mine else made
-        if made and made[-1]["outcome"] != "ok":
+        failed = made and made[-1]["outcome"] != "ok"
+        if failed or (made and made[-1].get("stood", 0) < made[-1].get("wanted", 0)):
             known["source"], lost = source_of(entry["address"])
+        if failed:
             if route := dead_route(entry["address"], lost):
                 known["route"] = route
             fixed = fixed_neighbours() if fixed is None else fixed

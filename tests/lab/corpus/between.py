@@ -70,10 +70,11 @@ def pair_cut(of: Cluster) -> Fault:
 
 @mechanism("calls", least=3, first=False)
 def no_route_to_peer(of: Cluster) -> Fault:
-    """No route between two hosts that are not node 0."""
+    """A route of a host leads nowhere, on the way to another one that is not node 0."""
     other = of.other(of.names[0])
-    step = {"do": "no_route", "on": of.victim, "to": other}
-    return between("no route", both(of.victim, other), "peer-no-route", step)
+    return at_host(
+        f"no route to {other}", of.victim, "peer-no-route", {"do": "no_route", "to": other}
+    )
 
 
 @mechanism("calls")
