@@ -165,9 +165,10 @@ def call_others(
 
     Returns: seat, as text, → for each entry `address`, `interface`, `roles`, `port`, `attempts`
     (see `matrix.PeerCall`); if the call failed, or too few connections came about, `source`: the
-    own address that it came from; if it failed, the `route` that leads nowhere, if it is one, and `fixed`: hardware address and interface of an
-    entry of the neighbour table that somebody made, if it is not the other host's; and `answers`:
-    the hardware address that answers here for a neighbour, if it is another one.
+    own address that it came from; if it failed, the `route` that leads nowhere, if it is one, and
+    `fixed`: hardware address and interface of an entry of the neighbour table that somebody made,
+    if it is not the other host's; and `answers`: the hardware address that answers here for a
+    neighbour, if it is another one.
     """
     own = {address for each in interfaces() for address in each.addresses}
     shared = [entry["address"].partition("%")[0] in own for _, entry in entries]
@@ -190,10 +191,10 @@ def call_others(
         known = {key: entry[key] for key in ("address", "interface", "roles", "port")}
         made = [] if mine else [call.to_json() for call in next(results)]
         known["attempts"] = [{"outcome": "own-address"}] if mine else made
-        failed = made and made[-1]["outcome"] != "ok"
-        if failed or (made and made[-1].get("stood", 0) < made[-1].get("wanted", 0)):
+        last: Mapping[str, Any] = made[-1] if made else {"outcome": "ok"}
+        if last["outcome"] != "ok" or last.get("stood", 0) < last.get("wanted", 0):
             known["source"], lost = source_of(entry["address"])
-        if failed:
+        if last["outcome"] != "ok":
             if route := dead_route(entry["address"], lost):
                 known["route"] = route
             fixed = fixed_neighbours() if fixed is None else fixed
