@@ -44,19 +44,20 @@ def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
 
     A failure explains failures and warnings of higher layers whose place lies in its own; from the
     group layer up it is enough that the places meet, and of a difference between hosts
-    (`Kind.between`) that it is there, but for a slow host or link elsewhere. One of the host or the
-    environment shuts no port. A warning breaks no layer: it explains only warnings from the group
-    layer up, where it meets their place, and nothing if it is no more than possible, such as a hang
-    that came once. What a judge said of its own findings stands, unless it names a code that nobody
-    found, or found only as something less severe, or goes in a circle. So wherever there is a
-    failure, one is left unexplained, but for this: what delays a job (`Kind.delays`) explains that
-    a host came too late, or that a group looks hung there, where no failure does, if nobody can be
-    certain what it was; no group makes a host or a link slow. A failure on rank 0's host that shuts
-    everybody out explains that hosts never came, unless one did come; if that host is cut off,
-    unless one that came answered later. What only comes later (`Kind.later`) explains nothing, and
-    nothing explains it. A cut cable (`Kind.cuts_off`) shuts every port, and explains each loss
-    (`Kind.loss`) that it meets; if it is rank 0's, then every loss, and all that happened to
-    groups. What is only information explains nothing.
+    (`Kind.between`) that it is there, but for a slow host or link elsewhere, or what was certainly
+    done to one process (`Kind.of_one`). One of the host or the environment shuts no port. A warning
+    breaks no layer: it explains only warnings from the group layer up, where it meets their place,
+    and nothing if it is no more than possible, such as a hang that came once. What a judge said of
+    its own findings stands, unless it names a code that nobody found, or found only as something
+    less severe, or goes in a circle. So wherever there is a failure, one is left unexplained, but
+    for this: what delays a job (`Kind.delays`) explains that a host came too late, or that a group
+    looks hung there, where no failure does, if nobody can be certain what it was; no group makes a
+    host or a link slow. A failure on rank 0's host that shuts everybody out explains that hosts
+    never came, unless one did come; if that host is cut off, unless one that came answered later.
+    What only comes later (`Kind.later`) explains nothing, and nothing explains it. A cut cable
+    (`Kind.cuts_off`) shuts every port, and explains each loss (`Kind.loss`) that it meets; if it is
+    rank 0's, then every loss, and all that happened to groups. What is only information explains
+    nothing.
 
     Causes are folded first: faults of all ranks of a host are one of the host. What they explain is
     not: of the same fault on two hosts, one may have a cause that the other has not.
@@ -178,7 +179,8 @@ def _explains(
         return False
     if cause.level is Severity.FAIL:
         if symptom:
-            differs = cause.kind.between and not finding.kind.delays
+            done = finding.kind.of_one and finding.confidence is Confidence.CERTAIN
+            differs = cause.kind.between and not (finding.kind.delays or done)
             return differs or ground.meets(cause_place, place)
         return ground.covers(cause_place, place) or (
             cause.shuts_out and ground.shut_out(cause_place, place, cut_off=cause.kind.cuts_off)

@@ -116,7 +116,8 @@ class Kind:
     `drains` means that the host itself is broken, for every job: a scheduler may take it out of
     service if the finding is certain and a failure, and nothing else can have made its facts. A
     kind that `cuts_off` a host or a link takes the whole network from it; a kind that is a `loss`
-    only means that somebody was not heard, or not any longer.
+    only means that somebody was not heard, or not any longer. A kind `of_one` process, if certain,
+    was done to it, and not by what other hosts have.
     """
 
     code: str
@@ -132,6 +133,7 @@ class Kind:
     drains: bool = False
     cuts_off: bool = False
     loss: bool = False
+    of_one: bool = False
 
     def variant(self, *, title: str = "", why: str = "", fix: str = "") -> Kind:
         """The same kind in other words, for a case that its own do not fit.

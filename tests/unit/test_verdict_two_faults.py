@@ -8,7 +8,7 @@ from itertools import permutations
 
 import pytest
 
-from nccl_doctor.api import Check, Finding, Kind, Layer, Where
+from nccl_doctor.api import Check, Confidence, Finding, Kind, Layer, Where
 from nccl_doctor.checks.firewall import (
     MTU_BLACKHOLE,
     PEER_BLOCKED,
@@ -22,7 +22,7 @@ from nccl_doctor.checks.links import HOST_SLOW, LINK_SLOW
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import Report
-from nccl_doctor.toolkit.groups.kinds import FROZEN, HANG
+from nccl_doctor.toolkit.groups.kinds import CRASHED, FROZEN, HANG
 from nccl_doctor.toolkit.shared_kinds import ADDR_UNRESOLVABLE, PORT_BLOCKED
 from tests.support.clusters import make_cluster
 from tests.support.peers import DROPPED, NO_ROUTE, World, stuck
@@ -158,6 +158,18 @@ def test_a_variable_that_differs_makes_no_link_of_other_hosts_slow() -> None:
     assert roots(report_of(differs, slow, HANGS)) == {(BETWEEN.code, ("nd1",), ())}
     report = report_of(differs, slow)
     assert [f.explained_by for f in report.findings if f.code == LINK_SLOW.code] == [None]
+
+
+@pytest.mark.parametrize("code", [FROZEN, CRASHED])
+def test_a_variable_that_differs_stops_no_process_of_another_host(code: Kind) -> None:
+    differs = Finding(BETWEEN, "", at("nd1"))
+    done = Finding(code, "", at("nd2", ranks=[4]))
+    assert roots(report_of(differs, done)) == {
+        ("differs", ("nd1",), ()),
+        (code.code, ("nd2",), ()),
+    }
+    perhaps = done.replaced(confidence=Confidence.LIKELY)
+    assert roots(report_of(differs, perhaps)) == {("differs", ("nd1",), ())}
 
 
 def test_faults_of_all_ranks_of_a_host_are_a_fault_of_the_host() -> None:

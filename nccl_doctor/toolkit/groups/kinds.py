@@ -52,6 +52,7 @@ FROZEN = Kind(
     "look at the process: state T is stopped (kill -CONT PID), D waits in the kernel "
     "(file system, driver), else see its stack",
     by_deadline=True,
+    of_one=True,
 )
 NOT_STARTED = Kind(
     "gpu-not-started",
@@ -70,6 +71,7 @@ CRASHED = Kind(
     "every other rank of the group gets a connection error or waits",
     "SIGKILL: look for the out-of-memory killer in the kernel log (dmesg | grep -i oom); "
     "other signals: see the stack in the evidence",
+    of_one=True,
 )
 DEVICE_ID_HANG = Kind(
     "device-id-multi-group-hang",
