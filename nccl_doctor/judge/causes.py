@@ -51,13 +51,13 @@ def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
     its own findings stands, unless it names a code that nobody found, or found only as something
     less severe, or goes in a circle. So wherever there is a failure, one is left unexplained, but
     for this: what delays a job (`Kind.delays`) explains that a host came too late, or that a group
-    looks hung there, where no failure does, if nobody can be certain what it was; no group makes a
-    host or a link slow. A failure on rank 0's host that shuts everybody out explains that hosts
-    never came, unless one did come; if that host is cut off, unless one that came answered later.
-    What only comes later (`Kind.later`) explains nothing, and nothing explains it. A cut cable
-    (`Kind.cuts_off`) shuts every port, and explains each loss (`Kind.loss`) that it meets; if it is
-    rank 0's, then every loss, and all that happened to groups. What is only information explains
-    nothing.
+    looks hung there, where no failure does, if nobody can be certain what it was, or if it hung
+    forming on that host alone; no group makes a host or a link slow. A failure on rank 0's host
+    that shuts everybody out explains that hosts never came, unless one did come; if that host is
+    cut off, unless one that came answered later. What only comes later (`Kind.later`) explains
+    nothing, and nothing explains it. A cut cable (`Kind.cuts_off`) shuts every port, and explains
+    each loss (`Kind.loss`) that it meets; if it is rank 0's, then every loss, and all that happened
+    to groups. What is only information explains nothing.
 
     Causes are folded first: faults of all ranks of a host are one of the host. What they explain is
     not: of the same fault on two hosts, one may have a cause that the other has not.
@@ -162,6 +162,8 @@ def _explains(
         return False
     if cause.kind.delays and (finding.kind.by_deadline or finding.timed_out):
         reach = ground.meets if symptom else ground.covers
+        if finding.kind.layer is Layer.GROUP and ground.covers(cause_place, place):
+            return True  # alone on a slow host, its ranks are as slow
         return _is_open(finding) and reach(cause_place, place)
     if cause.kind.layer.order >= finding.kind.layer.order:
         return False

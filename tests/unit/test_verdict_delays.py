@@ -37,6 +37,13 @@ def test_what_is_certain_has_its_own_cause() -> None:
     assert roots(Finding(SLOW, "1 s", ND1), hang(Confidence.CERTAIN)) == ["hang"]
 
 
+def test_a_group_that_certainly_hangs_forming_on_the_slow_host_alone_is_slow() -> None:
+    forming = replace(HANG, layer=Layer.GROUP)
+    certain = Finding(forming, "fails alone", Where(hosts=("nd1",), ranks=(2, 3)))
+    assert roots(Finding(SLOW, "1 s", ND1), certain) == ["slow"]
+    assert roots(Finding(SLOW, "1 s", ND1), certain.replaced(where=ALL)) == ["hang"]
+
+
 def test_an_error_is_not_a_missed_deadline() -> None:
     raised = Finding(ERROR, "out of memory", ALL, confidence=Confidence.POSSIBLE)
     assert roots(Finding(SLOW, "1 s", ND1), raised) == ["error"]
