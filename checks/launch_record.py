@@ -146,6 +146,7 @@ class LaunchRecord(Check):
     layer = Layer.LAUNCH
     scope = Scope.RANK
     reads = ("master_addr",)
+    at_once = (MISSING_VARIABLE, BAD_VALUE, DISAGREE, OUT_OF_RANGE, LOCAL_OUT_OF_RANGE)
     kinds = (
         MISSING_VARIABLE,
         BAD_VALUE,

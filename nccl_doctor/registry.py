@@ -236,6 +236,11 @@ def _invalid(check: Check) -> Iterable[str]:
         yield "`needs` contains something that is not a Layer"
     if not isinstance(check.turn, Turn):
         yield f"`turn` is {check.turn!r}, not a Turn"
+    at_once = check.at_once
+    if not isinstance(at_once, tuple) or not all(
+        isinstance(kind, Kind) and kind.code in codes for kind in at_once
+    ):
+        yield "`at_once` is not a tuple of kinds whose codes are those of `kinds`"
     reads = check.reads
     if not isinstance(reads, tuple) or not all(
         isinstance(name, str) and _NAME.fullmatch(name) for name in reads

@@ -155,6 +155,7 @@ class Interfaces(Check):
         MTU_DIFFERS,
         ANSWER_DIFFERS,
     )
+    at_once = (INTERFACE_MISSING,)
     deadline_s = 12.0  # two names, and NCCL: 3 s each
     reads = ("firewall", "rdma")
 

@@ -108,20 +108,26 @@ class MasterAddr(Check):
         ADDR_DIGITS_ONLY,
         DNS_SLOW,
     )
+    at_once = (ADDR_UNRESOLVABLE,)
     reads = ("duplicate_address", "firewall", "own_name", "port")
 
     def observe(self, ctx: Context) -> MasterAddrFacts:
-        """Answers of the look-ups in both directions, within 5 s whatever the resolver does."""
+        """Answers of the look-ups in both directions, within 5 s whatever the resolver does, and
+        before its deadline.
+        """
         master = ctx.launch.master_addr
         if not master:
             if ctx.launch.launcher == "none":
                 raise Skip("no launcher started this process: there is no MASTER_ADDR")
             raise Untested("MASTER_ADDR is not set")
-        until = time.monotonic() + ALL_S
+        until = min(time.monotonic() + ALL_S, ctx.deadline)
         ctx.breadcrumb(f"look up {master}")
         with ThreadPoolExecutor(3) as pool:
-            ipv6 = pool.submit(look_up, master, LOOK_UP_S, family=socket.AF_INET6)
-            found = look_up(master, LOOK_UP_S, patience_s=PATIENCE_S)
+            limit, patience = (
+                min(most, until - time.monotonic()) for most in (LOOK_UP_S, PATIENCE_S)
+            )
+            ipv6 = pool.submit(look_up, master, limit, family=socket.AF_INET6)
+            found = look_up(master, limit, patience_s=patience)
             left = min(LOOK_UP_S, until - time.monotonic())
             names = [
                 pool.submit(look_up, address, left, reverse=True)

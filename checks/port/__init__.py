@@ -144,6 +144,7 @@ class Port(Check):
         NO_ROUTE,
     )
     seeks_master = True
+    at_once = (PORT_IN_USE, PORT_PRIVILEGED, PORT_FORBIDDEN)
     reads = ("master_firewall",)
 
     def deadline(self, ctx: Context) -> float:

@@ -14,6 +14,7 @@ from nccl_doctor.gather.opening import MEETING
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.launch import identity
 from nccl_doctor.model.findings import Finding
+from nccl_doctor.model.launch import Launch
 from nccl_doctor.toolkit.net.dial import dial
 from nccl_doctor.toolkit.net.names import look_up
 from nccl_doctor.toolkit.shortage import Shortage, shortage_of
@@ -32,7 +33,7 @@ def open_store(run: Run) -> Shortage | None:
     launch = run.launch
     if launch.agent_store:
         run.door = store_server.Door("agent")
-    elif launch.rank == 0 and launch.master_port is not None:
+    elif serves_store(launch) and launch.master_port is not None and not run.door.error:
         only = launch.master_addr if launch.nnodes == 1 else None
         try:
             run.door = store_server.serve(launch.master_port, only_for=only)
@@ -41,6 +42,11 @@ def open_store(run: Run) -> Shortage | None:
                 return scarce
             raise
     return None
+
+
+def serves_store(launch: Launch) -> bool:
+    """True if the participant with this launch record serves the store of the run."""
+    return launch.rank == 0 and not launch.agent_store
 
 
 def first_seal(run: Run) -> Seal:

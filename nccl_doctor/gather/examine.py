@@ -37,12 +37,13 @@ LEAST_ALONE_S = 30.0
 
 
 def examine_alone(run: Run) -> Facts:
-    """Observe all that needs no peer, at once."""
+    """Observe all that needs no peer, at once; what the first look found is not asked again."""
     speaks_for_host = run.launch.local_rank in (0, None)
     checks = [
         check
         for check in run.registry.checks
         if not check.together
+        and check.name not in run.first_facts
         and check.level.order <= run.options.level.order
         and (speaks_for_host or check.scope is Scope.RANK)
     ]
@@ -72,7 +73,8 @@ def examine_alone(run: Run) -> Facts:
     for job in jobs:
         job.heard = run.progress.hear
     outcomes = probe.run(jobs, run.progress.tick, wait_for_stopped=False, left=left)
-    return {check.name: {ALONE: end} for check, end in zip(checks, outcomes, strict=True)}
+    seen = {check.name: {ALONE: end} for check, end in zip(checks, outcomes, strict=True)}
+    return {**run.first_facts, **seen}
 
 
 def take_place(run: Run, place: HostPlace, box: ControlStore) -> None:

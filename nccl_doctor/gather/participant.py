@@ -27,6 +27,7 @@ from nccl_doctor.gather.doubts import Doubts, another_coordinates
 from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, examine_alone
+from nccl_doctor.gather.first_look import look_first
 from nccl_doctor.gather.follow import Follower, Lost, OpenedAgain, leave, misread
 from nccl_doctor.gather.make_report import make_report
 from nccl_doctor.gather.opening import claim, name_in, open_run, opened, opened_again, prefix_of
@@ -117,11 +118,17 @@ class Participant:
 
     def _depart(self) -> ParticipantResult:
         run = self._run
-        run.progress.say("importing torch", Phase.START)
-        with run.joining.phase("torch_s"):
-            import_torch()
         try:
-            return self._take_part(open_store(run))
+            # Who forked this process, by the own launcher, has looked.
+            said = look_first(run) if run.launch.launcher != OWN else []
+            who = introduce(run.launch, run.environ, run.options.backend)
+            self._evidence.sign_in(run.seat, replace(who, facts=run.first_facts), 0.0)
+            for line in said:  # only now: whatever stops the run, its report has it
+                run.progress.tell(line)
+            run.progress.say("importing torch", Phase.START)
+            with run.joining.phase("torch_s"):
+                import_torch()
+            return self._take_part(open_store(run), who)
         except StoreLost as error:
             return self._own_view(
                 kinds.STORE_LOST,
@@ -134,12 +141,10 @@ class Participant:
             fix = scarce.fix if scarce else "report it, with the JSON report of this run (--json)"
             return self._as_far_as_known(words, fix=fix)
 
-    def _take_part(self, scarce: Shortage | None) -> ParticipantResult:
+    def _take_part(self, scarce: Shortage | None, who: SignIn) -> ParticipantResult:
         run = self._run
-        who = introduce(run.launch, run.environ, run.options.backend)
         who = replace(who, alone=alone_as(run.launch, run.environ, who.host_key))
         self._token = who.token
-        self._evidence.sign_in(run.seat, who, 0.0)
         self._leave_view()
         with run.joining.phase("examined_s"):
             facts = examine_alone(run)

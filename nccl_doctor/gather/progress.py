@@ -25,7 +25,9 @@ _WAITS = (Phase.THIS_HOST, Phase.SIGN_IN)
 
 
 class Progress:
-    """Writer of progress to stderr. `doing` is the step that runs now, shown or not."""
+    """Writer of progress to stderr. `doing` is the step that runs now, shown or not; `speaks`:
+    what it is to `tell` is printed.
+    """
 
     def __init__(
         self,
@@ -44,7 +46,7 @@ class Progress:
         """
         self.doing = "starting"
         self._shown = shown and obeys_escapes(sys.stderr)
-        self._speaks, self._logs = speaks, speaks and logs and not sys.stderr.isatty()
+        self.speaks, self._logs = speaks, speaks and logs and not sys.stderr.isatty()
         self._ends = self._shown or self._logs
         self._deadline, self._more = deadline, more
         self._began = self._step_began = time.monotonic() if began is None else began
@@ -89,7 +91,7 @@ class Progress:
 
     def tell(self, text: str) -> None:
         """Say something worth a line of its own, on a terminal or not."""
-        if self._speaks:
+        if self.speaks:
             self._wipe()
             complain(text)
 

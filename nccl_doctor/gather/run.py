@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 
 from nccl_doctor import registry
 from nccl_doctor.gather.deaths import death_of, tell
+from nccl_doctor.gather.first_look import look_first
 from nccl_doctor.gather.partial_reports import Redaction
 from nccl_doctor.gather.participant import Participant, import_torch
 from nccl_doctor.gather.progress import Progress
@@ -105,13 +106,11 @@ def run(
         raise local_ranks.TooManyRanks(f"{hosts}: more than {MAX_RANKS} ranks")
     if key is None and (flags.nnodes or 1) == 1 and flags.master_addr is None:
         key = Key(secrets.token_bytes(32), lasts=False)  # all ranks are forked from here
-    doing = "importing torch"
+    doing = "looking at this host"
     watchdog = Watchdog(
         started + options.timeout_s,
         lambda why: give_up(f"{why} while {doing}: no rank was started"),
     )
-    import_torch()
-    doing = "loading the checks"
     checks = load_checks(options)
     is_master = bool(flags.any_node_rank) and (
         is_endpoint(str(flags.master_addr)) if flags.is_host is None else flags.is_host
@@ -121,21 +120,26 @@ def run(
     if of_host is not None:
         host = replace(host, sources={**host.sources, **found.sources}, problems=found.problems)
 
+    mine = prepare(
+        options,
+        host,
+        set_rank_env(host, environ),
+        started,
+        checks,
+        past=past,
+        redaction=redaction,
+        key=key,
+        more=more,
+        logs=logs,
+    )
+    for line in look_first(mine):
+        mine.progress.tell(line)
+    doing = "importing torch"
+    import_torch()
+
     def first(start_siblings: Callable[[HostPlace, Address], None]) -> int:
-        run_ = prepare(
-            options,
-            host,
-            set_rank_env(host, environ),
-            started,
-            checks,
-            past=past,
-            redaction=redaction,
-            key=key,
-            more=more,
-            logs=logs,
-        )
-        config = replace(run_.config, start_siblings=start_siblings)
-        return _supervise(replace(run_, config=config), write)
+        config = replace(mine.config, start_siblings=start_siblings)
+        return _supervise(replace(mine, config=config), write)
 
     def sibling(place: HostPlace, meeting: Address, local_rank: int) -> int:
         launch = placed(host, place, local_rank)

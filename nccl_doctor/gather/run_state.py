@@ -13,6 +13,7 @@ from nccl_doctor.gather.progress import Progress
 from nccl_doctor.gather.store_server import Door
 from nccl_doctor.judge.history import Past
 from nccl_doctor.model.check import Context
+from nccl_doctor.model.cluster import Facts
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import Address, HostPlace
 from nccl_doctor.model.options import Options
@@ -71,6 +72,7 @@ class Run:
 
     `hosts`: name → addresses of some hosts of the job, to be called after a loss. `joined`: on the
     coordinator, the sign-in is over. `more_s`: seconds by which it knows the end to be put off.
+    `first_facts`: those that were judged for the user already, see `first_look`.
     """
 
     config: RunConfig
@@ -84,6 +86,7 @@ class Run:
     joined: bool = False
     more_s: int = 0
     joining: Joining = field(default_factory=Joining)
+    first_facts: Facts = field(default_factory=dict)
     _shelves: dict[str, Shelf] = field(default_factory=dict)
 
     @property

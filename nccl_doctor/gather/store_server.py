@@ -82,6 +82,15 @@ def serve(port: int, only_for: str | None = None) -> Door:
     return Door("self", pid=pid, address=address)
 
 
+def refusal(port: int) -> OSError | None:
+    """Error of binding the port as the store would; None if it can be bound."""
+    try:
+        _bind_all(port).close()
+    except OSError as error:
+        return error
+    return None
+
+
 def _own_address(name: str) -> str:
     """Address of this host that a name leads to, the one that torch would try first; a loopback one
     if it leads elsewhere, or nowhere.

@@ -194,6 +194,10 @@ class Check:
         unaided: True if `observe` only asks the kernel about this process and its limits. Where no
             child can be started for it, it is called in the process of the participant, so that the
             report can name the limit.
+        at_once: kinds whose findings are told on stderr within seconds of the start, before the
+            report: they follow from what `observe` sees on its own host without torch and in an
+            instant, and no other host's facts take them back. Told are certain failures of exactly
+            these kinds, not of their variants; their facts are not observed again.
         keeps_sockets: True if a round of it leaves open sockets to a later one, by `Context.shelf`.
         reads: names of other checks whose facts `plan`, `judge`, `figures` or `sections` use. It
             changes neither order nor level: facts of a check that did not run are not there, and
@@ -217,6 +221,7 @@ class Check:
     looks_again: ClassVar[bool] = False
     unaided: ClassVar[bool] = False
     keeps_sockets: ClassVar[bool] = False
+    at_once: ClassVar[tuple[Kind, ...]] = ()
     reads: ClassVar[tuple[str, ...]] = ()
 
     def deadline(self, ctx: Context) -> float:

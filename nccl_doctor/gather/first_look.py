@@ -1,0 +1,104 @@
+"""First look of a participant, before it imports torch: what is certain at once is said at once.
+
+A name that does not resolve, a port that another program holds, an interface that is not there: the
+report says it when everybody has come, or the join time-out is over. Whoever watches stderr reads
+it within seconds, and may end the run.
+
+What was said stands: its facts are those of the report, and are not observed again. So nothing is
+said that the report does not say. What gives no such finding is observed later, with torch, as if
+nobody had looked.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from dataclasses import replace
+
+from nccl_doctor.gather import store_server
+from nccl_doctor.gather.connect import serves_store
+from nccl_doctor.gather.evidence import EvidenceLog
+from nccl_doctor.gather.run_state import Run
+from nccl_doctor.gather.sign_in import introduce
+from nccl_doctor.judge.at_once import certain_at_once
+from nccl_doctor.model.check import Check
+from nccl_doctor.model.cluster import ALONE, Outcome, OutcomeStatus
+from nccl_doctor.model.findings import Finding
+from nccl_doctor.observe import probe
+
+SO_FAR = "so far: "
+"""Beginning of what is said."""
+STANDS_S = 2.0
+"""So long after the start of this process a name may yet appear, and a port get free."""
+LEAST_S = 1.0
+"""Least time for that, however long the start took."""
+_AGAIN_S = 0.1
+_GRACE_S = 0.3
+_MOST = 3
+"""Findings that are said: of each host of an srun, these lines go to one log."""
+
+
+def look_first(run: Run) -> list[str]:
+    """Lines to tell, after observing what needs neither torch nor time. `run` then has the facts
+    that stand: `first_facts`, and `door` where the port of the store is not to be had.
+
+    Nobody looks where nobody is told.
+    """
+    if not run.progress.speaks:
+        return []
+    refused = _refused(run, _until(run))
+    if refused is not None:
+        run.door = store_server.Door("self", refused)
+    checks = [check for check in run.registry.checks if _is_looked_at(run, check)]
+    context = run.context()
+    until = _until(run)
+    jobs = [probe.job_of(check, context, until, grace_s=_GRACE_S) for check in checks]
+    ends = dict(zip((check.name for check in checks), probe.run(jobs), strict=True))
+    found = _certain(run, [check for check in checks if _is_whole(ends[check.name])], ends)
+    run.first_facts = {finding.check: {ALONE: ends[finding.check]} for finding in found}
+    more = len(found) - _MOST
+    rest = [f"{SO_FAR}{more} more (the report follows)"] if more > 0 else []
+    return [*map(_in_words, found[:_MOST]), *rest]
+
+
+def _until(run: Run) -> float:
+    return max(run.config.started + STANDS_S, time.monotonic() + LEAST_S)
+
+
+def _refused(run: Run, until: float) -> OSError | None:
+    """Error of binding the port of the store here, if that stands."""
+    port = run.launch.master_port
+    if port is None or not serves_store(run.launch):
+        return None
+    while (refused := store_server.refusal(port)) is not None:
+        if refused.errno != errno.EADDRINUSE:
+            return refused if refused.errno in (errno.EACCES, errno.EPERM) else None
+        if time.monotonic() >= until:
+            return refused
+        time.sleep(_AGAIN_S)
+    return None
+
+
+def _is_looked_at(run: Run, check: Check) -> bool:
+    waits = check.seeks_master and not run.door.error
+    return bool(check.at_once) and check.level.order <= run.options.level.order and not waits
+
+
+def _is_whole(outcome: Outcome) -> bool:
+    return outcome.status is OutcomeStatus.OK and not outcome.reason
+
+
+def _certain(run: Run, checks: list[Check], ends: dict[str, Outcome]) -> list[Finding]:
+    scopes = {check.name: check.scope for check in checks}
+    evidence = EvidenceLog(run.launch, scopes, run.environ)
+    facts = {name: {ALONE: ends[name]} for name in scopes}
+    who = introduce(run.launch, run.environ, run.options.backend)
+    evidence.sign_in(0, replace(who, facts=facts), 0.0)
+    cluster = evidence.cluster(run.options, run.backend, complete=False)
+    return certain_at_once(cluster, checks, run.registry.wanted)
+
+
+def _in_words(finding: Finding) -> str:
+    hosts = ", ".join(finding.where.hosts)
+    at = f" on {hosts}" if hosts else ""
+    return f"{SO_FAR}{finding.code}{at}: {finding.message} (the report follows)"
