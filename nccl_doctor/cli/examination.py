@@ -358,6 +358,7 @@ def _run_here(
 def _run_on_hosts(fleet: Fleet, options: Options, past: Past | None, started: float) -> int:
     """Exit code after examining the cluster of a hostfile."""
     from nccl_doctor.gather.over_ssh import run_on_hosts
+    from nccl_doctor.launch.ssh.connection import TooFewFiles
     from nccl_doctor.model.launch import Launch
     from nccl_doctor.model.report import ParticipantResult
     from nccl_doctor.registry import installed
@@ -365,6 +366,8 @@ def _run_on_hosts(fleet: Fleet, options: Options, past: Past | None, started: fl
 
     try:
         report = run_on_hosts(fleet, options, past, started=started)
+    except TooFewFiles as error:
+        raise click.UsageError(f"--hostfile {fleet.path}: {error}") from error
     except OSError as error:
         raise _NotStarted(f"ssh could not be started: {error}") from error
     code = leave(ParticipantResult(report.exit_code, report), Launch(), options, installed)

@@ -19,6 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from nccl_doctor import registry
+from nccl_doctor.gather.first_look import SO_FAR
 from nccl_doctor.gather.progress import Progress
 from nccl_doctor.gather.start_time import in_words, time_limit
 from nccl_doctor.judge.conclusion import conclude, judge_again
@@ -51,7 +52,10 @@ JUDGE_S = 1.0
 ANSWER_S = 1.5
 NO_MASTER_S = 5.0
 """Join time-out if node 0 cannot be started: its port never opens, so waiting is useless."""
+MOST_TOLD = 5
+"""Lines that are passed on of what hosts say before the report: all may have the same fault."""
 _CONFIG_S = 5.0
+_SO_FAR = re.compile(rb"^nccl-doctor: (" + SO_FAR.encode() + rb"[^\r\n]+)\r?\n", re.MULTILINE)
 _MORE = re.compile(re.escape(MORE).encode() + rb"(\d{1,3})\r?\n")
 
 
@@ -140,7 +144,13 @@ def run_on_hosts(
         left = max(1.0, deadline - ANSWER_S - time.monotonic())
         return instructions(_options_for_hosts(options, left, lost), fleet.variables, secret)
 
+    told: set[bytes] = set()
+
     def hear(stderr: bytes) -> None:
+        for line in _SO_FAR.findall(stderr):
+            if line not in told and len(told) < MOST_TOLD:
+                told.add(line)
+                progress.tell(line.decode("utf-8", "replace"))
         if options.timeout_grows:
             more.give(max(map(int, _MORE.findall(stderr)), default=0))
 
@@ -153,6 +163,7 @@ def run_on_hosts(
         word=word,
         ready_by=started + connect_s + min(LOGIN_S, options.timeout_s / 8),
         deadline=deadline,
+        spread_s=options.timeout_s / 4,
         tick=tick,
         hear=hear,
         more=more,

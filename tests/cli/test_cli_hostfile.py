@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -36,6 +38,7 @@ case $host in
     away) echo "ssh: connect to host $host port 22: Connection refused" >&2; exit 255 ;;
     other) echo "bash: line 1: exec: env: not found" >&2; exit 127 ;;
     stuck) exec sleep 60 ;;
+    gpu*) echo "ssh: connect to host $host port 22: Connection refused" >&2; exit 255 ;;
 esac
 exec sh -c "$*"
 """
@@ -119,6 +122,35 @@ def _with(folder: str) -> list[str]:
 
 
 # --- as a user types it ---
+
+
+def test_a_thousand_hosts_and_too_few_open_files(run: Run) -> None:
+    """One line, and no ssh is started."""
+    hosts = "".join(f"gpu{n:04} slots=8\n" for n in range(1, 1001))
+    limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (512, 1024))
+    done = run(hosts, *QUICK, preexec_fn=limit)
+    assert (done.returncode, done.stdout) == (2, "")
+    line = error_of(done)
+    assert "ssh to 1000 hosts needs 3" in line
+    assert "may have 1024: raise the limit (ulimit -Hn " in line
+    assert "srun, mpirun or clush" in line
+
+
+def test_two_hundred_hosts_that_are_away_are_one_finding_on_one_screen(run: Run) -> None:
+    done = run("".join(f"gpu{n:03} slots=8\n" for n in range(1, 201)), *QUICK, "--timeout", "60")
+    assert done.returncode == 1
+    assert "where gpu[001-200]\n" in done.stdout
+    assert done.stdout.count("Connection refused") == 1
+    assert len(done.stdout.splitlines()) < 24
+
+
+def test_what_a_host_knows_at_once_is_said_here_at_once(run: Run, tmp_path: Path) -> None:
+    nic = {"NCCL_SOCKET_IFNAME": "", "GLOO_SOCKET_IFNAME": "nosuch0"}
+    done = run("good slots=1\n", "--backend", "gloo", "--select", "interfaces", env=nic)
+    told = [line for line in done.stderr.splitlines() if "so far: interface-missing" in line]
+    assert len(told) == 1, done
+    assert told[0].startswith("nccl-doctor: so far: ")
+    assert "interface-missing" in done.stdout
 
 
 @pytest.mark.parametrize("host", ["good", "noisy", pytest.param("slow", marks=pytest.mark.wide)])

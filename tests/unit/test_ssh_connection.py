@@ -15,7 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nccl_doctor.launch.ssh.connection import STDERR_MAX, Heard, converse, ssh_command
+from nccl_doctor.launch.ssh.connection import (
+    AT_ONCE,
+    STDERR_MAX,
+    Heard,
+    converse,
+    ssh_command,
+)
 from nccl_doctor.toolkit.more_time import MoreTime
 
 # It is not our code that this stands in for: an ssh that always gets in, to this very host.
@@ -254,3 +260,39 @@ def test_a_time_that_was_put_off_ends_too() -> None:
     )
     assert heard.ended[0].code is None
     assert 1.4 < time.monotonic() - now < 6
+
+
+# --- many of them ---
+
+
+def test_many_come_in_some_at_a_time_and_are_told_together() -> None:
+    """Those that get nowhere hold the others back for a while, and no longer."""
+    stuck = shell("date +%s%N; exec sleep 30")
+    first = shell("date +%s%N; echo ready >&2; read word; echo $word")
+    said: list[str] = []
+    now = time.monotonic()
+    heard = converse(
+        [first] * 4 + [stuck] * (AT_ONCE + 2) + [first] * 2,
+        marker="ready",
+        word=lambda lost: f"go {len(lost)}\n",
+        ready_by=now + 1.0,
+        deadline=now + 20.0,
+        spread_s=0.6,
+        tick=said.append,
+    )
+    assert time.monotonic() - now < 15  # nobody is waited for who was never told
+    answers = [ended.stdout.split() for ended in heard.ended]
+    assert [answer[1:] for answer in (*answers[:4], *answers[-2:])] == [["go", "0"]] * 6
+    began = [int(answer[0]) for answer in answers]
+    held_back = (began[-1] - began[0]) / 1e9
+    assert held_back > 0.4
+    assert said[-1].startswith(f"6 of {len(began)} hosts reached by ssh, waiting for ")
+
+
+def test_an_interrupt_starts_nobody_else() -> None:
+    """And those that were never started are among the answers, without one."""
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    heard = talk(*[shell("echo started; read word")] * (AT_ONCE + 3), ready_s=60, within_s=60)
+    assert heard.interrupted == "SIGINT"
+    assert [one.stdout for one in heard.ended] == ["started\n"] * AT_ONCE + [""] * 3
+    assert [one.code for one in heard.ended[AT_ONCE:]] == [None] * 3

@@ -1,5 +1,8 @@
-"""One command on many hosts at once, by the ssh of the system: start, send the input, read all
-output.
+"""One command on many hosts, by the ssh of the system: start, send the input, read all output.
+
+Of many hosts only some are on the way in at the same time: a thousand log-ins at once would keep
+each other from coming in before their time-out, here and on a host that all of them jump over. Who
+is in stays until the end.
 
 Nothing here knows what the commands do. Every ssh gets its own session, so that Ctrl-C reaches this
 process only; what runs on a host sees its standard input close when it is to end, also when this
@@ -17,6 +20,7 @@ import shlex
 import signal
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,6 +39,13 @@ HANG_UP_S = 8.0
 """Time for the processes on the hosts to write their reports after an interrupt."""
 WORD_MAX = 60 << 10
 """Largest input of a command: it fits into an empty pipe, so writing it never blocks."""
+
+AT_ONCE = 64
+"""Most commands on the way in."""
+_HOLDS_S = 3.0
+"""After this, one that is not in keeps nobody else waiting: most likely its host is down."""
+_FILES = 3
+"""Open files for each command."""
 
 _ALIVE_S, _ALIVE_COUNT = 5, 3
 _TICK_S = 0.05
@@ -95,6 +106,10 @@ class Ended:
     seconds: float
 
 
+class TooFewFiles(Exception):
+    """Limit of open files that is too low for so many commands; the text says what to do."""
+
+
 @dataclass(frozen=True)
 class Heard:
     """All of them, in the order of the commands; `interrupted` names the signal, if one came."""
@@ -140,6 +155,7 @@ def converse(
     word: Callable[[frozenset[int]], str],
     ready_by: float,
     deadline: float,
+    spread_s: float = math.inf,
     tick: Callable[[str], None] = lambda doing: None,
     hear: Callable[[bytes], None] = lambda stderr: None,
     more: Callable[[], float] = no_more,
@@ -155,23 +171,27 @@ def converse(
         marker: see above.
         word: the line to tell, at most `WORD_MAX` long, given the indices of those that had ended
             without getting ready when the first were told.
-        ready_by: `time.monotonic()` second, as above.
+        ready_by: `time.monotonic()` second, as above; later by as much as the last one is started
+            later than the first.
         deadline: `time.monotonic()` second at which whoever still runs is killed.
+        spread_s: seconds in which all have to be started, however slowly they get ready.
         tick: called several times a second with what is going on.
         hear: called with the end of what one has written to stderr, whenever something came.
         more: seconds by which the deadline is put off meanwhile.
 
     Raises:
         OSError: a command could not be started; none is left running.
+        TooFewFiles: not all of them can be started.
     """
-    with _Conversation(commands, marker.encode(), hear) as talk:
+    holds_s = min(_HOLDS_S, spread_s * AT_ONCE / max(1, len(commands)))
+    with _Conversation(commands, marker.encode(), hear, holds_s) as talk:
         lost: frozenset[int] | None = None
         hangs_up = math.inf
-        while talk.running() and time.monotonic() < min(deadline + more(), hangs_up):
+        while talk.goes_on and time.monotonic() < min(deadline + more(), hangs_up):
+            talk.start_some()
             talk.listen()
-            if lost is None and (
-                all(ssh.ready for ssh in talk.running()) or time.monotonic() > ready_by
-            ):
+            late = time.monotonic() > ready_by + talk.spread_s
+            if lost is None and not talk.to_come and (late or talk.all_are_ready):
                 lost = talk.lost()
             for ssh in talk.running():
                 if lost is not None and ssh.ready and not (ssh.instructed or talk.hung_up):
@@ -180,23 +200,34 @@ def converse(
                 talk.hang_up()
                 hangs_up = time.monotonic() + HANG_UP_S
             there = sum(ssh.ready for ssh in talk.all)
-            left = len(talk.running())
-            tick(f"{there} of {len(talk.all)} hosts reached by ssh, waiting for {left}")
+            failed = f", {len(talk.lost())} failed" if talk.lost() else ""
+            left = len(talk.running()) + len(talk.to_come)
+            tick(f"{there} of {len(commands)} hosts reached by ssh{failed}, waiting for {left}")
             if talk.instructed_have_ended():
                 break  # whoever is still on the way in would meet nobody there
-        return Heard(tuple(ssh.ended() for ssh in talk.all), talk.interrupted)
+        never = [Ended(None, False, "", "", 0.0) for _ in talk.to_come]
+        return Heard((*(ssh.ended() for ssh in talk.all), *never), talk.interrupted)
 
 
 class _Conversation:
-    """The processes, their pipes and this process's signals, together put away at the end."""
+    """The processes, their pipes and this process's signals, together put away at the end.
+
+    `all` are those that were started, in order; `to_come` are the commands after them. One that is
+    not ready holds back others for `holds_s`.
+    """
 
     def __init__(
-        self, commands: Sequence[Sequence[str]], marker: bytes, hear: Callable[[bytes], None]
+        self,
+        commands: Sequence[Sequence[str]],
+        marker: bytes,
+        hear: Callable[[bytes], None],
+        holds_s: float,
     ) -> None:
         self.all: list[_Ssh] = []
+        self.to_come = deque(commands)
+        self._holds_s = holds_s
         self.interrupted: str | None = None
         self.hung_up = False
-        self._commands = commands
         self._marker = marker
         self._hear = hear
         self._selector = selectors.DefaultSelector()
@@ -206,14 +237,34 @@ class _Conversation:
         with self._cleanup as undo:
             undo.callback(self._end)
             undo.enter_context(_signals_wake(self._selector, self._interrupt))
-            _make_room(3 * len(self._commands))
-            for command in self._commands:
-                self._start(command)
+            _make_room(len(self.to_come))
+            self.start_some()
             self._cleanup = undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._cleanup.close()
+
+    @property
+    def goes_on(self) -> bool:
+        return bool(self.running()) or (bool(self.to_come) and not self.hung_up)
+
+    @property
+    def all_are_ready(self) -> bool:
+        return all(ssh.ready for ssh in self.running())
+
+    @property
+    def spread_s(self) -> float:
+        """Seconds between the first start and the last one so far."""
+        return self.all[-1].started - self.all[0].started if self.all else 0.0
+
+    def start_some(self) -> None:
+        """Start as many as there is room for on the way in."""
+        since = time.monotonic() - self._holds_s
+        on_the_way = sum(not ssh.ready and ssh.started > since for ssh in self.running())
+        while self.to_come and on_the_way < AT_ONCE and not self.interrupted:
+            self._start(self.to_come.popleft())
+            on_the_way += 1
 
     def running(self) -> list[_Ssh]:
         return [ssh for ssh in self.all if ssh.seconds is None]
@@ -300,13 +351,23 @@ class _Conversation:
         self._selector.close()
 
 
-def _make_room(files: int) -> None:
-    """Let this process open that many files more, up to the hard limit."""
+def _make_room(commands: int) -> None:
+    """Let this process open the files for that many commands.
+
+    Raises:
+        TooFewFiles: its hard limit does not.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = open_descriptors() + files + _SPARE_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    wanted = open_descriptors() + _FILES * commands + _SPARE_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise TooFewFiles(
+            f"ssh to {commands} hosts needs {wanted} open files, and this process may have {hard}: "
+            f"raise the limit (ulimit -Hn {wanted}, as root), or start the run with srun, mpirun "
+            "or clush"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @contextlib.contextmanager
