@@ -19,6 +19,7 @@ import selectors
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,7 +51,7 @@ _FILES = 3
 _ALIVE_S, _ALIVE_COUNT = 5, 3
 _TICK_S = 0.05
 _REAP_S = 2.0
-_SPARE_FILES = 64
+_SPARE_FILES, _LEAST_FILES = 64, 8
 
 
 def ssh_command(
@@ -358,16 +359,16 @@ def _make_room(commands: int) -> None:
         TooFewFiles: its hard limit does not.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = open_descriptors() + _FILES * commands + _SPARE_FILES
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    if hard != resource.RLIM_INFINITY and hard < wanted:
+    most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    needed = open_descriptors() + _FILES * commands
+    if most < needed + _LEAST_FILES:
         raise TooFewFiles(
-            f"ssh to {commands} hosts needs {wanted} open files, and this process may have {hard}: "
-            f"raise the limit (ulimit -Hn {wanted}, as root), or start the run with srun, mpirun "
-            "or clush"
+            f"ssh to {commands} hosts needs {needed + _SPARE_FILES} open files, and this process "
+            f"may have {most}: raise the limit (ulimit -Hn {needed + _SPARE_FILES}, as root), or "
+            "start the run with srun, mpirun or clush"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if soft != resource.RLIM_INFINITY and soft < needed + _SPARE_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed + _SPARE_FILES, most), hard))
 
 
 @contextlib.contextmanager
