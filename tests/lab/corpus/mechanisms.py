@@ -110,7 +110,8 @@ def port_taken(of: Cluster) -> Fault:
     """Another program has MASTER_PORT."""
     how = of.random.choice(("http", "mute"))
     step = {"do": "port_taken", "behaviour": how}
-    return at_host(f"MASTER_PORT is taken ({how})", of.names[0], "port-in-use", step)
+    fault = at_host(f"MASTER_PORT is taken ({how})", of.names[0], "port-in-use", step)
+    return Fault(fault.title, fault.steps, fault.causes, frozenset(of.names))
 
 
 @mechanism("join", launchers=NO_RENDEZVOUS)
@@ -243,9 +244,10 @@ def other_mtu(of: Cluster) -> Fault:
 @mechanism("facts", launchers=BY_HOST)
 def variable_bad(of: Cluster) -> Fault:
     """A variable has a value that its reader refuses or misreads."""
-    name, value = of.random.choice(
-        (("TORCH_DISTRIBUTED_DEBUG", "YES"), ("NCCL_IB_DISABLE", "true"), ("NCCL_DEBUG", "VERBOSE"))
-    )
+    bad = [("NCCL_IB_DISABLE", "true"), ("NCCL_DEBUG", "VERBOSE")]
+    if of.launcher not in ("torchrun", "c10d"):  # torchrun itself dies of it, and starts no doctor
+        bad.append(("TORCH_DISTRIBUTED_DEBUG", "YES"))
+    name, value = of.random.choice(bad)
     step = {"do": "env", "set": {name: value}}
     return at_host(f"{name}={value}", of.victim, "env-bad-value", step)
 
