@@ -23,14 +23,17 @@ from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.limits import MAX_RANKS
 
 Json = dict[str, Any]
+Known = dict[int, Any]
+"""What was read already, by the identity of the object: as long as all of them are held."""
 
 
 def hosts_to_json(cluster: Cluster) -> list[Json]:
     """`hosts` of the report."""
-    return [_host_to_json(host) for host in cluster.hosts]
+    return [host_to_json(host) for host in cluster.hosts]
 
 
-def _host_to_json(host: Host) -> Json:
+def host_to_json(host: Host) -> Json:
+    """One of `hosts`."""
     return {
         "id": host.id,
         "host": host.name,
@@ -46,10 +49,11 @@ def _host_to_json(host: Host) -> Json:
 
 def ranks_to_json(cluster: Cluster) -> list[Json]:
     """`ranks` of the report."""
-    return [_rank_to_json(rank) for rank in cluster.ranks]
+    return [rank_to_json(rank) for rank in cluster.ranks]
 
 
-def _rank_to_json(rank: Rank) -> Json:
+def rank_to_json(rank: Rank) -> Json:
+    """One of `ranks`."""
     return {
         "seat": rank.seat,
         "rank": rank.rank,
@@ -93,9 +97,10 @@ def cluster_from_json(report: Node) -> Cluster:
         ValueError: it is not whole; says what is wrong.
     """
     run = Node(f"{report.path}.run", report.get("run", dict))
-    hosts = report.each("hosts", _host)
+    known: Known = {}
+    hosts = report.each("hosts", lambda node: _host(node, known))
     by_id = {host.id: host for host in hosts}
-    ranks = report.each("ranks", lambda node: _rank(node, by_id))
+    ranks = report.each("ranks", lambda node: _rank(node, by_id, known))
     return Cluster(
         world_size=_size(run, "world_size"),
         nnodes=_size(run, "nnodes"),
@@ -125,7 +130,7 @@ def _job(data: Mapping[str, Any]) -> Job:
         raise ValueError(f"report.run.job is not a job record: {error!r}") from error
 
 
-def _host(node: Node) -> Host:
+def _host(node: Node, known: Known) -> Host:
     host = Host(
         id=node.get("id", int),
         name=node.maybe("host", str),
@@ -135,10 +140,10 @@ def _host(node: Node) -> Host:
         joined=node.get("joined", bool, True),
         key=node.get("key", str, ""),
     )
-    return replace(host, facts=facts_from_json(node), extra=node.beyond(_host_to_json(host)))
+    return replace(host, facts=facts_from_json(node, known), extra=node.beyond(host_to_json(host)))
 
 
-def _rank(node: Node, hosts: Mapping[int, Host]) -> Rank:
+def _rank(node: Node, hosts: Mapping[int, Host], known: Known) -> Rank:
     host_id = node.get("host_id", int)
     if host_id not in hosts:
         raise ValueError(f"{node.path}.host_id is {host_id}, but no host has that id")
@@ -158,7 +163,7 @@ def _rank(node: Node, hosts: Mapping[int, Host]) -> Rank:
         refused=node.get("refused", str, ""),
         joining=joining_from_json(node),
     )
-    return replace(rank, facts=facts_from_json(node), extra=node.beyond(_rank_to_json(rank)))
+    return replace(rank, facts=facts_from_json(node, known), extra=node.beyond(rank_to_json(rank)))
 
 
 def joining_from_json(node: Node) -> dict[str, float]:
@@ -176,17 +181,39 @@ def launch_from_json(node: Node) -> Launch:
         raise ValueError(f"{node.path}.launch is not a launch record: {error}") from error
 
 
-def facts_from_json(node: Node) -> Facts:
-    """The facts at `facts`; ValueError if an outcome is malformed."""
-    checks = Node(f"{node.path}.facts", node.get("facts", dict, {}))
-    rounds = {check: Node(f"{checks.path}.{check}", each) for check, each in checks.data.items()}
-    return {
-        check: {
-            name: outcome_from_json(Node(f"{place.path}.{name}", each))
-            for name, each in place.data.items()
+def facts_from_json(node: Node, known: Known | None = None) -> Facts:
+    """The facts at `facts`; ValueError if an outcome is malformed.
+
+    `known` holds what was read before: hosts and ranks that share an object share what it says.
+    """
+    known = {} if known is None else known
+    if "facts" not in node.data:
+        return {}
+    checks = Node(f"{node.path}.facts", node.get("facts", dict))
+    facts: Facts | None = known.get(id(checks.data))
+    if facts is None:
+        facts = known[id(checks.data)] = {
+            check: _rounds(Node(f"{checks.path}.{check}", rounds), known)
+            for check, rounds in checks.data.items()
         }
-        for check, place in rounds.items()
-    }
+    return facts
+
+
+def _rounds(node: Node, known: Known) -> Mapping[str, Outcome]:
+    rounds: Mapping[str, Outcome] | None = known.get(id(node.data))
+    if rounds is None:
+        rounds = known[id(node.data)] = {
+            name: _outcome(Node(f"{node.path}.{name}", each), known)
+            for name, each in node.data.items()
+        }
+    return rounds
+
+
+def _outcome(node: Node, known: Known) -> Outcome:
+    outcome: Outcome | None = known.get(id(node.data))
+    if outcome is None:
+        outcome = known[id(node.data)] = outcome_from_json(node)
+    return outcome
 
 
 def outcome_from_json(node: Node) -> Outcome:

@@ -26,7 +26,7 @@ class Options:
     the run off, by `MOST_MORE_S` at most. `absent_nodes` are node ranks that are known not to come:
     the sign-in does not wait for them. `baseline` is where earlier reports are. With `redact`, the
     report gets pseudonyms as it is written, made with the key in the file `redact_key`, if there is
-    one.
+    one. `expand` is of `report show` alone: hosts and ranks in full.
     """
 
     backend: str = "auto"
@@ -50,11 +50,14 @@ class Options:
     expected: Mapping[str, Any] = field(default_factory=dict)
     absent_nodes: tuple[int, ...] = ()
     exit_profile: str = "native"
+    expand: bool = False
     job: Job = field(default_factory=Job)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {**asdict(self), "level": self.level.value, "job": self.job.to_json()}
+        """Plain data, without what is no option of a run."""
+        data = {**asdict(self), "level": self.level.value, "job": self.job.to_json()}
+        del data["expand"]
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Options:

@@ -24,10 +24,13 @@ from nccl_doctor.model.findings import (
     Where,
 )
 from nccl_doctor.model.fixes import StepHosts, fix_from_json, fix_to_json
+from nccl_doctor.model.folding.report import unfolded
 from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.run_record import RunRecord
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
+READ_VERSIONS = ("1", "2")
+"""Versions that are read. In 2, facts that are equal on many hosts and ranks may stand once."""
 VERDICTS = ("pass", "warn", "fail", "unknown")
 
 Json = dict[str, Any]
@@ -62,7 +65,12 @@ class Report:
         return found
 
     def to_json(self) -> Json:
-        """The report as `schema.json` describes it."""
+        """The report in full, as `schema.json` describes it."""
+        hosts, ranks = hosts_to_json(self.cluster), ranks_to_json(self.cluster)
+        return {**self.head_to_json(), "hosts": hosts, "ranks": ranks}
+
+    def head_to_json(self) -> Json:
+        """The report without its hosts and ranks."""
         hosts = StepHosts(self.cluster)
         return {
             "schema_version": self.schema_version,
@@ -74,8 +82,6 @@ class Report:
             "root_causes": [_finding_json(finding, hosts) for finding in self.root_causes],
             "findings": [_finding_json(finding, hosts) for finding in self.findings],
             "checks": [check.to_json() for check in self.checks],
-            "hosts": hosts_to_json(self.cluster),
-            "ranks": ranks_to_json(self.cluster),
             "redacted": self.redacted,
         }
 
@@ -88,11 +94,13 @@ class Report:
         """
         root = Node("report", data)
         version = root.get("schema_version", str)
-        if version != SCHEMA_VERSION:
+        if version not in READ_VERSIONS:
+            known = " and ".join(f'"{each}"' for each in READ_VERSIONS)
             raise ValueError(
-                f'report: schema_version is "{version}"; '
-                f'this version of nccl-doctor reads "{SCHEMA_VERSION}"'
+                f'report: schema_version is "{version}"; this version of nccl-doctor reads {known}'
             )
+        if version == SCHEMA_VERSION:
+            root = unfolded(root)
         verdict = root.get("verdict", str)
         if verdict not in VERDICTS:
             raise ValueError(f'report.verdict is "{verdict}", not one of {", ".join(VERDICTS)}')

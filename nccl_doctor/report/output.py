@@ -32,13 +32,15 @@ _WIDEST = 10_000
 _STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
-def save(report: Report, form: str, path: str, checks: Checks = no_checks) -> None:
+def save(
+    report: Report, form: str, path: str, checks: Checks = no_checks, *, expand: bool = False
+) -> None:
     """Write a report in one format; `-` is stdout. A reader sees the old file or the whole new one.
 
     Raises:
         OSError: the folder is not there or not writable, or the disk is full.
     """
-    rendered = renderer(form, checks)(report)
+    rendered = renderer(form, checks, expand=expand)(report)
     if path == "-":
         _put(sys.stdout, rendered, form)
         return
@@ -238,7 +240,7 @@ def give(
     problems: dict[str, str] = {}
     for form in sorted(outputs, key=lambda form: form == "json"):  # which says how the others went
         left = _as_left(report, code, lost=bool(seen.problem or problems))
-        if problem := _saved(left, form, outputs[form], checks):
+        if problem := _saved(left, form, outputs[form], checks, expand=options.expand):
             problems[form] = problem
     for form, path in outputs.items():
         if form in problems:
@@ -260,7 +262,8 @@ def give(
         complain(_unprinted(report, why or str(error) or repr(error)))
         made = code_of(report, options, max(code, 3))
         if "json" in outputs and "json" not in problems and _is_plain_file(outputs["json"]):
-            _saved(_as_left(report, code, lost=True), "json", outputs["json"], checks)
+            left = _as_left(report, code, lost=True)
+            _saved(left, "json", outputs["json"], checks, expand=options.expand)
     return made
 
 
@@ -283,10 +286,10 @@ def _unprinted(report: Report, problem: str) -> str:
     return f"the report was not printed: {problem}; the verdict is {verdict}"
 
 
-def _saved(report: Report, form: str, path: str, checks: Checks) -> str:
+def _saved(report: Report, form: str, path: str, checks: Checks, *, expand: bool) -> str:
     """Write a report in one format; returns what went wrong, or the empty string."""
     try:
-        save(report, form, path, checks)
+        save(report, form, path, checks, expand=expand)
     except OSError as error:
         return error.strerror or str(error)
     except Exception as error:  # one format that breaks must not cost the others

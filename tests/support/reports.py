@@ -50,6 +50,9 @@ def through_json(report: Report) -> Report:
     _validate_once(text)
     again = Report.from_json(data)
     assert json_format.render(again) == text
+    folded = json_format.in_lines(report)
+    _validate_once(folded)
+    assert json_format.render(Report.from_json(json.loads(folded))) == text
     return again
 
 

@@ -1,34 +1,64 @@
-"""The report as JSON, for machines and for keeping."""
+"""The report as JSON, for machines and for keeping.
+
+The facts of many ranks are folded (`nccl_doctor.model.folding`): what they have in common stands
+once, and each host and rank on a line of its own.
+"""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
+from nccl_doctor.model.cluster_json import host_to_json, rank_to_json
+from nccl_doctor.model.findings import CheckResult
+from nccl_doctor.model.folding.fold import clean, compact
+from nccl_doctor.model.folding.report import SHARED, Records
 from nccl_doctor.model.report import Report
 
+FEW = 8
+"""Ranks of a report that stands in full: it is read by eye, too."""
 
-def render(report: Report) -> str:
+
+def render(report: Report, *, expand: bool = False) -> str:
     """The report as `schema.json` describes it: sorted keys, ASCII only, a final newline.
 
     Never fails on what a check put into its facts: NaN and infinities, which JSON does not know,
-    become the texts "NaN", "Infinity" and "-Infinity", and other foreign values their `str`.
+    become the texts "NaN", "Infinity" and "-Infinity", and other foreign values their `str`. With
+    `expand` nothing is folded.
     """
-    data = _clean(report.to_json())
-    return json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n"
+    if len(report.cluster.ranks) <= FEW:
+        return _indented(clean(report.to_json())) + "\n"
+    return in_lines(report, expand=expand)
 
 
-def _clean(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, Mapping):
-        return {str(key): _clean(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_clean(item) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return sorted((_clean(item) for item in value), key=str)
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    return str(value)
+def in_lines(report: Report, *, expand: bool = False) -> str:
+    """The same for many ranks: each host, rank and check on one line."""
+    shared: dict[str, Any] = {}
+    parts = {name: _part(name, value) for name, value in clean(report.head_to_json()).items()}
+    cluster = report.cluster
+    lists: dict[str, Records[Any]] = {
+        "hosts": Records("hosts", cluster.hosts, host_to_json, expand=expand),
+        "ranks": Records("ranks", cluster.ranks, rank_to_json, expand=expand),
+        "checks": Records("checks", report.checks, CheckResult.to_json, expand=expand),
+    }
+    for name, records in lists.items():
+        parts[name] = _lines(name, map(compact, records))
+        shared |= records.shared()
+    if not expand:
+        parts[SHARED] = _part(SHARED, shared)
+    return "{\n" + ",\n".join(parts[name] for name in sorted(parts)) + "\n}\n"
+
+
+def _indented(value: Any) -> str:
+    return json.dumps(value, indent=1, sort_keys=True, allow_nan=False)
+
+
+def _part(name: str, value: Any) -> str:
+    """One key of the report, and its value."""
+    return _indented({name: value})[2:-2]
+
+
+def _lines(name: str, records: Iterable[str]) -> str:
+    """The same, with each record on one line."""
+    return f' "{name}": [\n  ' + ",\n  ".join(records) + "\n ]"

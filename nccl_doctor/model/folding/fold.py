@@ -1,0 +1,395 @@
+"""Fold values that have most in common: a template of the majority, and what each has of its own.
+
+What is in common is learned from a sample, and each value is then folded on its own, so that the
+values need never be there all at once. Nothing is lost: what does not fit stands in full.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nccl_doctor.model.folding import BUT, EACH, LITERAL, NOT, SAME, pointer
+
+Json = dict[str, Any]
+Path = tuple[str | int, ...]
+
+SAMPLE = 96
+"""Values from which is learned what they have in common."""
+_LEARN_FROM = 32
+"""Values of one template that are looked at in detail."""
+_MOST_TEMPLATES = 16
+"""Templates of one kind of value: clusters have few kinds of hosts."""
+_DEEPEST = 14
+"""Levels within a value that are looked at."""
+_POINTER_COST = 40
+"""About the bytes of a pointer to a place that is not as in the template."""
+_REFERENCE_COST = 32
+"""Bytes of a folded value that has nothing of its own."""
+_TABLE_ROW = 60
+"""Bytes of an entry of a table from which on it is worth a template."""
+_STRANGE = 1.3
+"""Times as much of its own as others have, beyond which a value has another template."""
+_PAYS = 0.6
+"""Share of a value's bytes that it may have of its own, or else it stands in full."""
+
+_encode = json.JSONEncoder(
+    sort_keys=True, allow_nan=False, separators=(",", ":"), ensure_ascii=True
+).encode
+
+
+def compact(value: Any) -> str:
+    """JSON on one line, with sorted keys, ASCII only."""
+    return _encode(value)
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON will give it back, whatever a check put into its facts: NaN and infinities
+    become the texts "NaN", "Infinity" and "-Infinity", and other foreign values their `str`.
+    """
+    try:
+        return json.loads(_encode(value))
+    except (TypeError, ValueError):
+        return json.loads(_encode(clean(value)))
+
+
+def clean(value: Any) -> Any:
+    """The value, of types that JSON knows."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {str(key): clean(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [clean(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((clean(item) for item in value), key=str)
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    return str(value)
+
+
+# -- what values have in common -----------------------------------------------------------------
+
+
+class _Hole:
+    """Place where each value has its own."""
+
+
+@dataclass(frozen=True)
+class _Constant:
+    value: Any
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """Object or list that holds such places; `keys` of a list are its indices."""
+
+    keys: tuple[Any, ...]
+    plans: tuple[Any, ...]
+    kind: type
+
+    def is_of(self, value: Any) -> bool:
+        """True for a value of the same type."""
+        return type(value) is self.kind
+
+
+_HOLE = _Hole()
+_Plan = _Hole | _Constant | _Branch
+
+
+def _learned(values: Sequence[Any], depth: int = 0) -> tuple[_Plan, int]:
+    """The form that most of the values have, and the bytes that all then need of their own."""
+    texts = [_encode(value) for value in values]
+    counts = Counter(texts)
+    most, number = counts.most_common(1)[0]
+    if number == len(values):
+        return _Constant(values[0]), 0
+    best: tuple[_Plan, int] = _HOLE, sum(map(len, texts)) + len(texts)
+    if number * 2 > len(values):
+        odd = sum(len(text) + _POINTER_COST for text in texts if text != most)
+        best = _cheaper(best, (_Constant(values[texts.index(most)]), odd))
+    if depth < _DEEPEST:
+        best = _cheaper(best, _branch(values, texts, depth))
+    return best
+
+
+def _cheaper(one: tuple[_Plan, int], other: tuple[_Plan, int] | None) -> tuple[_Plan, int]:
+    return one if other is None or one[1] <= other[1] else other
+
+
+def _branch(values: Sequence[Any], texts: Sequence[str], depth: int) -> tuple[_Plan, int] | None:
+    kinds = Counter((type(v), len(v) if type(v) is list else 0) for v in values)
+    (kind, length), _ = kinds.most_common(1)[0]
+    if kind not in (dict, list):
+        return None
+    alike = [type(v) is kind and (kind is dict or len(v) == length) for v in values]
+    members = [value for value, fits in zip(values, alike, strict=True) if fits]
+    cost = sum(
+        len(text) + _POINTER_COST for text, fits in zip(texts, alike, strict=True) if not fits
+    )
+    if len(members) * 2 <= len(values):
+        return None
+    keys: Sequence[Any] = range(length)
+    if kind is dict:
+        there = Counter(key for member in members for key in member)
+        keys = sorted(key for key, number in there.items() if number * 2 > len(members))
+        known = set(keys)
+        for member in members:
+            cost += sum(
+                len(_encode(member[key])) + _POINTER_COST for key in member if key not in known
+            )
+            cost += _POINTER_COST * sum(key not in member for key in keys)
+    if not keys:
+        return None
+    plans = []
+    for key in keys:
+        column = [member[key] for member in members if kind is list or key in member]
+        plan, more = _learned(column, depth + 1)
+        plans.append(plan)
+        cost += more
+    return _Branch(tuple(keys), tuple(plans), kind), cost
+
+
+def _shown(plan: _Plan) -> Any:
+    """The value of a template; null where each has its own."""
+    if isinstance(plan, _Constant):
+        return plan.value
+    if isinstance(plan, _Branch):
+        pairs = zip(plan.keys, map(_shown, plan.plans), strict=True)
+        return dict(pairs) if plan.kind is dict else [value for _, value in pairs]
+    return None
+
+
+def _holes(plan: _Plan, path: Path = ()) -> Iterator[Path]:
+    if isinstance(plan, _Hole):
+        yield path
+    elif isinstance(plan, _Branch):
+        for key, inner in zip(plan.keys, plan.plans, strict=True):
+            yield from _holes(inner, (*path, key))
+
+
+# -- one template -------------------------------------------------------------------------------
+
+
+@dataclass
+class _Own:
+    """A value without what its template says of it."""
+
+    each: list[Any] = field(default_factory=list)
+    but: Json = field(default_factory=dict)
+    lacks: list[str] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """About its bytes."""
+        return len(_encode([self.each, self.but, self.lacks]))
+
+
+class _Template:
+    """One template, and how each of its open places is written: tables there have their own."""
+
+    def __init__(self, plan: _Plan, sample: Sequence[Any]) -> None:
+        self._plan = plan
+        holes = list(_holes(plan))
+        value = _shown(plan)
+        self.content = {"value": value, "each": [pointer(path) for path in holes]}
+        self.name = hashlib.sha256(_encode(self.content).encode()).hexdigest()[:10]
+        self.saves = len(_encode(value)) - _REFERENCE_COST - 5 * len(holes)
+        self._constants = _encode(list(_constants(plan)))
+        columns = [self.own(value).each for value in sample]
+        self._tables = [
+            Folder([row for each in columns for row in _rows(each[index])], rows=True)
+            for index in range(len(holes))
+        ]
+
+    def exactly(self, value: Any) -> list[Any] | None:
+        """The own values of one that is like the template in all else."""
+        each: list[Any] = []
+        rest: list[Any] = []
+        is_like = _take(self._plan, value, each, rest) and _encode(rest) == self._constants
+        return each if is_like else None
+
+    def own(self, value: Any) -> _Own:
+        """A value without what this template says of it."""
+        each = self.exactly(value)
+        if each is not None:
+            return _Own(each)
+        own = _Own()
+        _compare(self._plan, value, (), own)
+        return own
+
+    def folded(self, own: _Own) -> Json:
+        """The folded form of a value."""
+        made: Json = {SAME: self.name}
+        if own.each:
+            made[EACH] = [
+                table.of_table(each) for table, each in zip(self._tables, own.each, strict=True)
+            ]
+        if own.but:
+            made[BUT] = {where: literal(each) for where, each in own.but.items()}
+        if own.lacks:
+            made[NOT] = own.lacks
+        return made
+
+    def all(self) -> Iterator[_Template]:
+        """Templates: itself, and those of the tables in it."""
+        yield self
+        for table in self._tables:
+            yield from table.templates()
+
+
+def _constants(plan: _Plan) -> Iterator[Any]:
+    if isinstance(plan, _Constant):
+        yield plan.value
+    elif isinstance(plan, _Branch):
+        for inner in plan.plans:
+            yield from _constants(inner)
+
+
+def _take(plan: _Plan, value: Any, each: list[Any], rest: list[Any]) -> bool:
+    """Part a value by the plan, into its own values and the rest; False if it has another shape."""
+    if isinstance(plan, _Branch):
+        if not plan.is_of(value) or len(value) != len(plan.keys):
+            return False
+        for key, inner in zip(plan.keys, plan.plans, strict=True):
+            if plan.kind is dict and key not in value:
+                return False
+            if not _take(inner, value[key], each, rest):
+                return False
+    else:
+        (each if plan is _HOLE else rest).append(value)
+    return True
+
+
+def _compare(plan: _Plan, value: Any, path: Path, own: _Own) -> None:
+    """Note what a value has of its own."""
+    if isinstance(plan, _Hole):
+        own.each.append(value)
+    elif isinstance(plan, _Constant):
+        _compare_constant(plan.value, value, path, own)
+    elif not plan.is_of(value) or (plan.kind is list and len(value) != len(plan.keys)):
+        own.each += [None for _ in _holes(plan)]
+        own.but[pointer(path)] = value
+    else:
+        for key, inner in zip(plan.keys, plan.plans, strict=True):
+            if plan.kind is list or key in value:
+                _compare(inner, value[key], (*path, key), own)
+            else:
+                own.each += [None for _ in _holes(inner)]
+                own.lacks.append(pointer((*path, key)))
+        if plan.kind is dict:
+            for key in sorted(value.keys() - set(plan.keys)):
+                own.but[pointer((*path, key))] = value[key]
+
+
+def _compare_constant(here: Any, value: Any, path: Path, own: _Own) -> None:
+    if _encode(here) == _encode(value):
+        return
+    if type(here) is not dict or type(value) is not dict or len(path) > _DEEPEST:
+        own.but[pointer(path)] = value
+        return
+    for key in here:
+        if key in value:
+            _compare_constant(here[key], value[key], (*path, key), own)
+        else:
+            own.lacks.append(pointer((*path, key)))
+    for key in sorted(value.keys() - here.keys()):
+        own.but[pointer((*path, key))] = value[key]
+
+
+def literal(value: Any) -> Any:
+    """A value that will not be taken for a folded one, nor anything in it."""
+    is_flat = not isinstance(value, (dict, list))
+    return value if is_flat or '"$' not in _encode(value) else {LITERAL: value}
+
+
+def _rows(value: Any) -> Sequence[Any]:
+    """Entries of a table."""
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+# -- values of one kind -------------------------------------------------------------------------
+
+
+class Folder:
+    """Folds values of one kind, with templates learned from some of them."""
+
+    def __init__(self, sample: Sequence[Any], *, rows: bool = False) -> None:
+        """`sample`: values as JSON gives them. `rows`: they are entries of tables."""
+        self._templates: list[_Template] = []
+        left = [each for each in some_of(sample, SAMPLE) if _may_be_shared(each)]
+        if rows and sum(len(_encode(each)) for each in left) < _TABLE_ROW * len(left):
+            return
+        while len(left) > 1 and len(self._templates) < _MOST_TEMPLATES:
+            alike = _most_alike(left)
+            some = some_of(alike, _LEARN_FROM)
+            plan, _ = _learned(some)
+            template = _Template(plan, some)
+            if isinstance(plan, _Hole) or template.saves <= 0:
+                break
+            self._templates.append(template)
+            most = _STRANGE * sum(template.own(each).size for each in some) / len(some)
+            left = [each for each in left if template.own(each).size > most + _POINTER_COST]
+
+    def fold(self, value: Any) -> Any:
+        """The value, folded where that pays."""
+        found = [(made.exactly(value), made) for made in self._templates]
+        owns = [(_Own(each), made) for each, made in found if each is not None]
+        if len(owns) == 1:
+            return owns[0][1].folded(owns[0][0])
+        owns = owns or [(made.own(value), made) for made in self._templates]
+        if owns and isinstance(value, (dict, list)):
+            own, template = min(owns, key=lambda each: each[0].size)
+            if own.size < _PAYS * len(_encode(value)):
+                return template.folded(own)
+        return literal(value)
+
+    def of_table(self, value: Any) -> Any:
+        """A table with its entries folded; what is none, as it is."""
+        if not self._templates or not _rows(value):
+            return literal(value)
+        if isinstance(value, dict):
+            if any(key.startswith("$") for key in value):
+                return {LITERAL: value}
+            return {key: self.fold(each) for key, each in value.items()}
+        return [self.fold(each) for each in value]
+
+    def templates(self) -> Iterator[_Template]:
+        """All templates, those of tables included."""
+        for template in self._templates:
+            yield from template.all()
+
+
+def _may_be_shared(value: Any) -> bool:
+    """A template has no key that looks like one of a folded value: readers take it for a cycle."""
+    return isinstance(value, (dict, list)) and bool(value) and '"$' not in _encode(value)
+
+
+def some_of(values: Sequence[Any], number: int) -> Sequence[Any]:
+    """So many of the values, from begin to end."""
+    step = max(1, -(-len(values) // number))
+    return values[::step]
+
+
+def _most_alike(values: Sequence[Any]) -> Sequence[Any]:
+    """Those of the shape that most have: keys, and lengths of lists; all, if each has its own."""
+    by_shape: dict[int, list[Any]] = {}
+    for value in values:
+        by_shape.setdefault(hash(_shape(value)), []).append(value)
+    most = max(by_shape.values(), key=len)
+    return most if len(most) > 1 else values
+
+
+def _shape(value: Any, depth: int = 0) -> Any:
+    if depth > _DEEPEST or not isinstance(value, (dict, list)):
+        return None
+    if isinstance(value, dict):
+        return tuple((key, _shape(each, depth + 1)) for key, each in value.items())
+    return tuple(_shape(each, depth + 1) for each in value)

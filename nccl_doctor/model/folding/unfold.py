@@ -1,0 +1,190 @@
+"""Read folded values: each is given in full, and shares with the others what it has in common.
+
+A report may come from anybody. What is read is bounded: by the values that are copied, which cost
+memory, and by those that the full form would have, which cost time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nccl_doctor.model.folding import BUT, EACH, FORMS, LITERAL, NOT, SAME
+from nccl_doctor.model.json_node import Node
+
+_DEEPEST = 40
+"""Most folded values within each other, with the lists and objects between them."""
+_COPIED_FOR_ANY = 1 << 20
+_COPIED_FOR_RECORD = 4096
+_COPIED_FOR_VALUE = 16
+"""Entries of lists and objects that may be copied: in any case, and more for each host or rank, and
+for each value of its own. What is written here needs a tenth of that.
+"""
+_IN_FULL_FOR_ANY = 1 << 21
+_IN_FULL_FOR_RECORD = 50_000
+_MOST_IN_FULL = 1 << 28
+"""Values that the full form may have: in any case, more for each host or rank, and at most."""
+
+
+_NOTHING = object()
+
+
+class _Template:
+    """One template: its value, and the open places as a tree of keys that ends in their numbers."""
+
+    def __init__(self, node: Node) -> None:
+        if "value" not in node.data:
+            raise ValueError(f'{node.path} has no "value"')
+        self.value = node.data["value"]
+        self.size = _size(self.value, node.path)
+        pointers = node.many("each", str)
+        self.number = len(pointers)
+        self.tree: dict[Any, Any] = {}
+        for number, where in enumerate(pointers):
+            place, tree = self.value, self.tree
+            *way, last = _steps(where, node.path)
+            for step in way:
+                key = _key(place, step, where, node.path)
+                place, tree = place[key], tree.setdefault(key, {})
+                if not isinstance(tree, dict):
+                    break
+            key = _key(place, last, where, node.path)
+            if not isinstance(tree, dict) or key in tree:
+                raise ValueError(
+                    f"{node.path} names {_quoted(where)} within another place, or twice"
+                )
+            tree[key] = number
+
+
+def _size(value: Any, path: str) -> int:
+    """Number of values in a value; ValueError if it refers to others."""
+    number, left = 0, [value]
+    while left:
+        each = left.pop()
+        number += 1
+        if isinstance(each, dict):
+            if SAME in each:
+                raise ValueError(f"{path} refers to {_quoted(each[SAME])}: templates cannot")
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+    return number
+
+
+class Unfolder:
+    """Gives the values of one report in full.
+
+    Raises:
+        ValueError: a folded value is not what it should be; says where, and what is wrong.
+    """
+
+    def __init__(self, shared: Node, records: int) -> None:
+        """`shared`: the templates by name. `records`: hosts and ranks of the report."""
+        self._templates = {
+            name: _Template(Node(f"{shared.path}.{name}", each))
+            for name, each in shared.data.items()
+        }
+        self._copied = _COPIED_FOR_ANY + _COPIED_FOR_RECORD * records
+        self._in_full = min(_IN_FULL_FOR_ANY + _IN_FULL_FOR_RECORD * records, _MOST_IN_FULL)
+
+    def record(self, record: Any, path: str) -> Any:
+        """A record in full: what stands in clear, and what is folded; one without, as it is."""
+        if not isinstance(record, dict) or not FORMS & record.keys():
+            return record
+        form = {key: value for key, value in record.items() if key in FORMS}
+        rest = form[LITERAL] if LITERAL in form else self._like_template(Node(path, form), 0)
+        if not isinstance(rest, dict):
+            raise ValueError(f"{path} is like a value that is not an object")
+        self._copied -= len(rest)
+        return {**rest, **{key: value for key, value in record.items() if key not in FORMS}}
+
+    def _own(self, value: Any, path: str, depth: int) -> Any:
+        """A value of its own, in which folded ones may stand."""
+        self._copied += _COPIED_FOR_VALUE
+        if not isinstance(value, (dict, list)):
+            return value
+        if depth > _DEEPEST:
+            raise ValueError(f"{path} is nested too deeply")
+        if isinstance(value, list):
+            return [self._own(each, path, depth + 1) for each in value]
+        if LITERAL in value:
+            return value[LITERAL]
+        if SAME in value:
+            return self._like_template(Node(path, value), depth)
+        return {key: self._own(each, path, depth + 1) for key, each in value.items()}
+
+    def _like_template(self, node: Node, depth: int) -> Any:
+        template = self._templates.get(node.get(SAME, str))
+        if template is None:
+            raise ValueError(f"{node.path} is like {_quoted(node.data[SAME])}, which is not shared")
+        own = node.get(EACH, list, [])
+        if len(own) != template.number:
+            raise ValueError(
+                f"{node.path} has {len(own)} values of its own, for {template.number} places"
+            )
+        self._in_full -= template.size
+        made = template.value
+        if own:
+            each = [self._own(one, node.path, depth + 1) for one in own]
+            made = self._filled(made, template.tree, each)
+        for where, value in node.get(BUT, dict, {}).items():
+            made = self._changed(made, where, node.path, self._own(value, node.path, depth + 1))
+        for where in node.many(NOT, str) if NOT in node.data else ():
+            made = self._changed(made, where, node.path, _NOTHING)
+        return made
+
+    def _filled(self, value: Any, tree: Mapping[Any, Any], each: Sequence[Any]) -> Any:
+        """The value of a template, with the own values at its open places."""
+        made = self._copy(value)
+        for key, below in tree.items():
+            made[key] = (
+                each[below] if isinstance(below, int) else self._filled(value[key], below, each)
+            )
+        return made
+
+    def _changed(self, value: Any, where: str, path: str, own: Any) -> Any:
+        """The value with another one at a place, or with nothing there; "" is the whole value."""
+        if not where:
+            return own
+        *way, last = _steps(where, path)
+        made = place = self._copy(value)
+        for step in way:
+            key = _key(place, step, where, path)
+            place[key] = place = self._copy(place[key])
+        if own is _NOTHING:
+            del place[_key(place, last, where, path)]
+        elif isinstance(place, dict):
+            place[last] = own
+        else:
+            place[_key(place, last, where, path)] = own
+        return made
+
+    def _copy(self, value: Any) -> Any:
+        if not isinstance(value, (dict, list)):
+            raise ValueError("report: a folded value has a place in what holds nothing")
+        self._copied -= len(value) + 1
+        if min(self._copied, self._in_full) < 0:
+            raise ValueError("report: its folded facts are too many in full")
+        return value.copy()
+
+
+def _steps(where: str, path: str) -> list[str]:
+    """Steps of a JSON pointer."""
+    steps = [step.replace("~1", "/").replace("~0", "~") for step in where.split("/")]
+    if steps[0] or not 1 < len(steps) <= _DEEPEST:
+        raise ValueError(f"{path} names {_quoted(where)}, which is not a JSON pointer to a place")
+    return steps[1:]
+
+
+def _key(value: Any, step: str, where: str, path: str) -> Any:
+    """Key of a list or an object that a step of a pointer names."""
+    if isinstance(value, dict) and step in value:
+        return step
+    is_number = step.isascii() and step.isdecimal() and len(step) < 10
+    if isinstance(value, list) and is_number and int(step) < len(value):
+        return int(step)
+    raise ValueError(f"{path} names {_quoted(where)}, where nothing is")
+
+
+def _quoted(value: Any) -> str:
+    return f'"{str(value)[:60]}"'
