@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zlib
 from typing import Any
@@ -11,15 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor import __version__
+from nccl_doctor.gather.control_store import PIECE_BYTES
 from nccl_doctor.gather.envelope import (
     DEEPEST,
+    PROTOCOL,
     BadMessage,
     NotAuthentic,
     OtherVersion,
     Seal,
+    familiar,
     unwrap,
     wrap,
 )
+from tests.support.big_reports import recorded
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
@@ -27,7 +32,7 @@ JSON = st.recursive(
     max_leaves=20,
 )
 SEALS = st.builds(Seal, st.none() | st.binary(min_size=1, max_size=64), st.text(max_size=20))
-HEAD = f'nccl-doctor {{"protocol": 2, "version": "{__version__}"}}\n'.encode()
+HEAD = f'nccl-doctor {{"protocol": 3, "version": "{__version__}"}}\n'.encode()
 
 
 @given(JSON, SEALS, st.text(max_size=20))
@@ -66,7 +71,7 @@ def test_no_bit_of_a_sealed_message_can_be_changed(value: Any, data: st.DataObje
 
 
 def test_versions_are_told() -> None:
-    head = b'nccl-doctor {"protocol": 3, "version": "9.1"}\n'
+    head = b'nccl-doctor {"protocol": 4, "version": "9.1"}\n'
     with pytest.raises(OtherVersion, match=f"of nccl-doctor 9.1, here is {__version__}"):
         unwrap("key", head + zlib.compress(b'{"host": 1}'))
     with pytest.raises(OtherVersion):
@@ -109,3 +114,22 @@ def test_what_is_too_large_or_too_deep_is_neither_sent_nor_read() -> None:
             unwrap("key", HEAD + zlib.compress(text))
     text = b"[" * (DEEPEST - 1) + b"]" * (DEEPEST - 1)
     unwrap("key", HEAD + zlib.compress(text))
+
+
+def test_the_words_that_both_ends_know_are_part_of_the_protocol() -> None:
+    """Changed words need another number: to an older end, messages would seem damaged."""
+    digest = hashlib.sha256(familiar()).hexdigest()[:16]
+    assert (PROTOCOL, digest) == (3, "c9dc37b8d67eb163")
+    assert len(familiar()) <= 1 << 15
+
+
+def test_what_a_healthy_rank_says_fits_into_a_small_packet() -> None:
+    report = recorded()
+    for rank in report["ranks"]:
+        alone = {check: each for check, each in rank["facts"].items() if "alone" in each}
+        sign_in = {**rank, "facts": alone}
+        assert len(wrap("run/seat/16383", sign_in)) <= PIECE_BYTES
+    for place in (*report["hosts"], *report["ranks"]):
+        for outcomes in place["facts"].values():
+            for outcome in outcomes.values():
+                assert len(wrap("run/evidence/31/16383", outcome)) <= PIECE_BYTES

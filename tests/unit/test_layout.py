@@ -105,7 +105,7 @@ OPENS = {  # modules of the engine that open files themselves
     "gather/partial_reports": "in a child, by errands.send",
     **dict.fromkeys(("observe/child", "launch/identity"), "/proc, which always answers"),
     **dict.fromkeys(
-        ("report/formats/html", "report/issue", "report/recipe", "cli/pages"),
+        ("report/formats/html", "report/issue", "report/recipe", "cli/pages", "gather/envelope"),
         "what is shipped with the program",
     ),
     "cli/streams": "stdout and stderr",
