@@ -6,7 +6,8 @@ runs in a thread that can be given up.
 
 Messages are compressed JSON, never pickle, in an envelope (`gather.envelope`), and travel in pieces
 that fit into a small packet, each acknowledged before the next is sent: a path that swallows large
-packets (an MTU black hole) must not swallow the report about itself.
+packets (an MTU black hole) must not swallow the report about itself. The many pieces of a long
+message are asked for all at once, on a connection of its own: if that is lost, one by one.
 
 Whoever reaches the port can write anything here, so nothing is believed that is read: the number of
 pieces, their length and the depth of what they hold are bounded, and what is wrong is a
@@ -21,7 +22,8 @@ import datetime
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from nccl_doctor.gather.envelope import LARGEST, OPEN, BadMessage, Seal, unwrap, wrap
@@ -33,6 +35,9 @@ PIECE_BYTES = 900
 """With key and headers below 1200 bytes, which the smallest common tunnels let through."""
 _AT_ONCE = 16
 """Pieces that are asked for at once; their names fit into a small packet too."""
+_MANY_AT_ONCE = 256
+_MANY_S = 3.0
+"""Pieces that are asked for at once on a connection of its own, and the time limit for them."""
 OPERATION_S = 10.0
 """Time limit of one store operation, which takes a millisecond unless its host is frozen or cut
 off.
@@ -79,20 +84,9 @@ class ControlStore:
         self.versions: dict[str, str] = {}
         """Version of nccl-doctor that wrote each message, of those that were got."""
         self._worker = _Worker()
-
-        def connect() -> Any:
-            from torch.distributed import TCPStore
-
-            return TCPStore(
-                host,
-                port,
-                is_master=False,
-                wait_for_workers=False,
-                timeout=datetime.timedelta(seconds=timeout_s),
-            )
-
         # A client retries on its own clock and may take up to twice its timeout.
-        self._store = self._worker.call(connect, timeout_s + 1.0)
+        self._store = self._worker.call(partial(_client, host, port, timeout_s), timeout_s + 1.0)
+        self._is_narrow = False
 
     def beside(self, prefix: str, seal: Seal) -> ControlStore:
         """The same connection, for keys with another prefix and messages with another seal."""
@@ -139,15 +133,17 @@ class ControlStore:
             raise StoreTimeout(f"no value for {key} after {timeout_s:.1f} s")
         name = self.prefix + key
 
+        first = self._worker.call(lambda: self._store.get(name), OPERATION_S)
+        count = int.from_bytes(first[:4], "big")
+        if count > largest // PIECE_BYTES + 64:  # what cannot be compressed grows
+            raise BadMessage(f"it has {count} pieces: more than {largest} bytes")
+        names = [f"{name}#{index}" for index in range(1, count)]
+        many = self._many(names) if count > _AT_ONCE else []
+
         def receive() -> bytes | str:
             """The whole message, or what is wrong with it."""
-            first = self._store.get(name)
-            count = int.from_bytes(first[:4], "big")
-            if count > largest // PIECE_BYTES + 64:  # what cannot be compressed grows
-                return f"it has {count} pieces: more than {largest} bytes"
-            pieces = [first[4:]]
-            names = [f"{name}#{index}" for index in range(1, count)]
-            for start in range(0, len(names), _AT_ONCE):
+            pieces = [first[4:], *many]
+            for start in range(len(many), len(names), _AT_ONCE):
                 asked = names[start : start + _AT_ONCE]
                 if not self._store.check(asked):  # the store would wait for a piece that is missing
                     return "a piece of it is missing"
@@ -190,6 +186,28 @@ class ControlStore:
             pause = next_pause(pause, time.monotonic() - began)
         return set(wanted)
 
+    def _many(self, names: Sequence[str]) -> list[bytes]:
+        """The values of many names, or the first of them; none where that did not work before.
+
+        They come in large packets, which not every path lets through: only this connection is lost.
+        """
+        if self._is_narrow or not hasattr(self._store, "multi_get"):
+            return []
+        found: list[bytes] = []
+        worker = _Worker()
+        try:
+            store = worker.call(partial(_client, self.host, self.port, _MANY_S), _MANY_S)
+            for start in range(0, len(names), _MANY_AT_ONCE):
+                asked = list(names[start : start + _MANY_AT_ONCE])
+                if not worker.call(partial(store.check, asked), _MANY_S):
+                    break  # a piece is missing; who asks for them one by one says so
+                found += worker.call(partial(store.multi_get, asked), _MANY_S)
+        except StoreLost:
+            self._is_narrow = True
+        finally:
+            worker.end()
+        return found
+
     def add(self, key: str, amount: int) -> int:
         """Add to a shared counter; returns the new value. `add(key, 0)` reads it."""
         name = self.prefix + key
@@ -213,6 +231,18 @@ class ControlStore:
         from torch.distributed import PrefixStore
 
         return PrefixStore(f"{self.prefix}{name}", self._store)
+
+
+def _client(host: str, port: int, timeout_s: float) -> Any:
+    from torch.distributed import TCPStore
+
+    return TCPStore(
+        host,
+        port,
+        is_master=False,
+        wait_for_workers=False,
+        timeout=datetime.timedelta(seconds=timeout_s),
+    )
 
 
 class RoundPeers:
@@ -268,7 +298,7 @@ class _Worker:
     """Runs one call at a time in a daemon thread; a call that outlives its deadline is given up."""
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]]]
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]] | None]
         self._calls = queue.SimpleQueue()
         self._lost = ""
         try:
@@ -292,9 +322,13 @@ class _Worker:
             raise StoreLost(self._lost) from error
         return value  # type: ignore[no-any-return]
 
+    def end(self) -> None:
+        """End the thread, once what was called before is done."""
+        self._calls.put(None)
+
     def _serve(self) -> None:
-        while True:
-            function, answer = self._calls.get()
+        while (called := self._calls.get()) is not None:
+            function, answer = called
             try:
                 answer.put((function(), None))
             # The base of every torch.distributed error; a torch that cannot be imported; a value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -73,6 +74,59 @@ def test_no_piece_is_larger_than_a_small_packet(door: tuple[int, int]) -> None:
         assert len(store.get(f"{PREFIX}big#{piece}")) <= control_store.PIECE_BYTES
         piece += 1
     assert piece > 10
+
+
+class SmallPackets:
+    """A path to a store that swallows answers longer than a small packet, and all that follow."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._door.getsockname()[1])
+        self.swallowed = 0
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):  # the door is closed
+            while True:
+                caller, _ = self._door.accept()
+                store = socket.create_connection(("127.0.0.1", self._to))
+                threading.Thread(target=self._carry, args=(caller, store, 1 << 20)).start()
+                threading.Thread(target=self._carry, args=(store, caller, 1200)).start()
+
+    def _carry(self, sender: socket.socket, receiver: socket.socket, most: int) -> None:
+        swallows = False
+        with contextlib.suppress(OSError), receiver:
+            while data := sender.recv(1 << 20):
+                swallows = swallows or len(data) > most
+                self.swallowed += swallows
+                if not swallows:
+                    receiver.sendall(data)
+
+    def close(self) -> None:
+        self._door.close()
+
+
+def test_a_path_that_swallows_large_packets_does_not_swallow_a_long_letter(
+    door: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_store, "_MANY_S", 1.0)
+    letter = [os.urandom(64).hex() for _ in range(300)]
+    connect(door[0]).put("letter", letter)
+    path = SmallPackets(door[0])
+    theirs = connect(path.port)
+    for _ in range(2):
+        assert theirs.get("letter", 1.0) == letter
+        assert path.swallowed == 1, "it is tried once"
+    path.close()
+
+
+def test_a_long_letter_whose_piece_is_missing(door: tuple[int, int]) -> None:
+    ours, theirs = connect(door[0]), connect(door[0])
+    ours.put("letter", [os.urandom(64).hex() for _ in range(500)])
+    ours.forget(["letter#20"])
+    with pytest.raises(BadMessage, match="a piece of it is missing"):
+        theirs.get("letter", 1.0)
 
 
 def test_a_letter_that_does_not_come_is_a_timeout_not_a_loss(door: tuple[int, int]) -> None:
