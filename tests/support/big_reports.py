@@ -21,15 +21,22 @@ def recorded() -> Any:
     return json.loads(RECORDED.read_text())
 
 
-def grown(hosts: int, nproc: int = 8) -> Report:
-    """A healthy cluster of so many hosts; every number that was measured differs on each rank."""
+def grown(hosts: int, nproc: int = 8, partners: int = 15) -> Report:
+    """A healthy cluster of so many hosts; every number that was measured differs on each rank, and
+    each host has called so many others.
+    """
     data = recorded()
     draw = random.Random(hosts)
     pattern, ranks = data["hosts"][1], data["ranks"]
     text = json.dumps(pattern)
     data["hosts"] = [
         {
-            **_varied(json.loads(_renamed(text, pattern, node)), draw),
+            **_varied(
+                _with_peers(
+                    json.loads(_renamed(text, pattern, node)), node, hosts, nproc, partners
+                ),
+                draw,
+            ),
             "id": node,
             "node_rank": node,
             "key": f"{draw.getrandbits(64):016x}",
@@ -50,8 +57,29 @@ def grown(hosts: int, nproc: int = 8) -> Report:
 
 
 def _renamed(text: str, host: Any, node: int) -> str:
-    name, address = f"gpu{node:03d}", f"10.{node // 250}.{node % 250}.1"
-    return text.replace(host["host"], name).replace(host["addresses"][0], address)
+    own = text.replace(host["host"], f"gpu{node:03d}")
+    return own.replace(host["addresses"][0], _address(node))
+
+
+def _with_peers(host: Any, node: int, hosts: int, nproc: int, number: int) -> Any:
+    """The host, with calls to so many others in place of the one."""
+    others = [(node + i) % hosts for i in range(1, min(number, hosts - 1) + 1)]
+    for facts in (
+        host["facts"]["firewall"]["matrix"]["facts"]["peers"],
+        host["facts"]["advertised_addresses"]["calls"]["facts"]["peers"],
+        host["facts"]["links"]["exchange"]["facts"]["sent"],
+    ):
+        (one,) = facts.values()
+        facts.clear()
+        for other in others:
+            facts[str(other * nproc)] = copy.deepcopy(one)
+            for entry in facts[str(other * nproc)] if isinstance(one, list) else ():
+                entry |= {"address": _address(other), "port": 32768 + (node * 31 + other) % 28000}
+    return host
+
+
+def _address(node: int) -> str:
+    return f"10.{node // 250}.{node % 250}.1"
 
 
 def _varied(value: Any, draw: random.Random) -> Any:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.judge.conclusion import judge_again
+from nccl_doctor.model.cluster import Cluster, Host
 from nccl_doctor.model.folding.fold import Folder, compact, plain
 from nccl_doctor.model.folding.unfold import Unfolder
 from nccl_doctor.model.json_node import Node
@@ -45,10 +46,10 @@ def read(text: str) -> Report:
 
 def test_bytes_of_a_healthy_rank():
     """Of 8 on each host, with other times and speeds on each."""
-    few, many = len(text_of(4)), len(text_of(8))
-    for_a_rank = (many - few) / 32
+    few, many = (len(json_format.render(grown(hosts, partners=7))) for hosts in (8, 16))
+    for_a_rank = (many - few) / 64
     assert for_a_rank <= MOST_FOR_A_RANK
-    assert few + (16384 - 32) * for_a_rank <= MOST_FOR_16384
+    assert many + (16384 - 128) * for_a_rank <= MOST_FOR_16384
 
 
 def test_the_folded_report_is_valid_and_complete():
@@ -97,14 +98,40 @@ def test_what_one_host_has_of_its_own_stands_on_its_line_alone():
     assert read(text).cluster == report.cluster
 
 
+def test_calls_to_healthy_peers_are_short_and_one_that_failed_stands_in_full():
+    report = grown(4)
+    host = report.cluster.hosts[1]
+    matrix = host.facts["firewall"]["matrix"]
+    failed = {"duration_s": 3.0, "outcome": "dropped", "detail": "no answer for 3 s"}
+    peers = {**matrix.facts["peers"]}
+    peers["0"] = [{**peers["0"][0], "attempts": [failed, failed]}]
+    odd = replace(matrix, facts={**matrix.facts, "peers": peers})
+    facts = {**host.facts, "firewall": {"matrix": odd}}
+    cluster = with_host(report.cluster, replace(host, facts=facts))
+    text = json_format.render(replace(report, cluster=cluster))
+    assert read(text).cluster == cluster
+    lines = [line for line in text.splitlines() if "no answer for 3 s" in line]
+    assert [json.loads(line.rstrip(","))["host"] for line in lines] == [host.name]
+
+
+def with_host(cluster: Cluster, host: Host) -> Cluster:
+    hosts = tuple(host if each.id == host.id else each for each in cluster.hosts)
+    ranks = (
+        replace(rank, host=host) if rank.host.id == host.id else rank for rank in cluster.ranks
+    )
+    return replace(cluster, hosts=hosts, ranks=tuple(ranks))
+
+
 def test_two_kinds_of_hosts():
     """Each kind has a template; none stands in full."""
-    cluster = grown(8).cluster
-    for seat in range(0, 64, 2):
-        facts = {k: v for k, v in cluster.ranks[seat].facts.items() if k not in ("groups", "seeds")}
-        cluster = change_rank(cluster, seat, facts=facts)
-    text = json_format.render(replace(grown(8), cluster=cluster))
-    assert len(text) < len(text_of(8))
+    report = grown(4)
+    ranks = [
+        replace(rank, facts={k: v for k, v in rank.facts.items() if k != "groups" or rank.seat % 2})
+        for rank in report.cluster.ranks
+    ]
+    cluster = replace(report.cluster, ranks=tuple(ranks))
+    text = json_format.render(replace(report, cluster=cluster))
+    assert len(text) < len(text_of(4))
     assert read(text).cluster == cluster
 
 
@@ -130,7 +157,6 @@ BROKEN = {
 @each_row("check, changed", BROKEN.values())
 def test_a_fault_of_one_host_is_found_again(check, changed):
     report = grown(3, 3)
-    hosts = {host.id: host for host in report.cluster.hosts}
 
     def spoiled(facts: Any) -> Any:
         if check not in facts:
@@ -138,16 +164,10 @@ def test_a_fault_of_one_host_is_found_again(check, changed):
         alone = facts[check]["alone"]
         return {**facts, check: {"alone": replace(alone, facts={**alone.facts, **changed})}}
 
-    hosts[1] = replace(hosts[1], facts=spoiled(hosts[1].facts))
-    ranks = [
-        replace(
-            rank,
-            host=hosts[rank.host.id],
-            facts=spoiled(rank.facts) if rank.host.id == 1 else rank.facts,
-        )
-        for rank in report.cluster.ranks
-    ]
-    cluster = replace(report.cluster, hosts=tuple(hosts.values()), ranks=tuple(ranks))
+    host = report.cluster.hosts[1]
+    cluster = with_host(report.cluster, replace(host, facts=spoiled(host.facts)))
+    for rank in cluster.ranks_on(host):
+        cluster = change_rank(cluster, rank.seat, facts=spoiled(rank.facts))
     broken = replace(report, cluster=cluster)
     found = judged(broken)
     assert found != judged(report)
@@ -238,6 +258,11 @@ WRONG = {
     "nowhere": (spoiled({**LIKE, "$but": {"/a/7": 1}}), 'names "/a/7", where nothing is'),
     "through a value": (spoiled({**LIKE, "$but": {"/b/c/d": 1}}), "in what holds nothing"),
     "not there": (spoiled({**LIKE, "$not": ["/z"]}), 'names "/z", where nothing is'),
+    "rows of nothing": (spoiled({"$rows": "x"}), 'hosts[0] has no "$same"'),
+    "no such rows": (
+        spoiled({"$literal": {"facts": {}}, "$same": "x"}, {"value": {"$rows": "x"}, "each": []}),
+        "templates cannot",
+    ),
     "no list": (spoiled({**LIKE, "$not": "/a"}), "$not is a text, not a list"),
     "no object": (spoiled({"$literal": 5}), "is like a value that is not an object"),
     "shared is a list": ({**spoiled(LIKE), "shared": []}, "report.shared is a list"),

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nccl_doctor.model.folding import BUT, EACH, LITERAL, NOT, SAME, pointer
+from nccl_doctor.model.folding import BUT, EACH, FORMS, LITERAL, NOT, ROWS, SAME, pointer
 
 Json = dict[str, Any]
 Path = tuple[str | int, ...]
@@ -37,6 +38,11 @@ _STRANGE = 1.3
 """Times as much of its own as others have, beyond which a value has another template."""
 _PAYS = 0.6
 """Share of a value's bytes that it may have of its own, or else it stands in full."""
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+_FORM = re.compile("|".join(f'"{re.escape(key)}":' for key in sorted(FORMS)))
+"""A key of a folded value, in JSON on one line."""
 
 _encode = json.JSONEncoder(
     sort_keys=True, allow_nan=False, separators=(",", ":"), ensure_ascii=True
@@ -305,7 +311,7 @@ def _compare_constant(here: Any, value: Any, path: Path, own: _Own) -> None:
 def literal(value: Any) -> Any:
     """A value that will not be taken for a folded one, nor anything in it."""
     is_flat = not isinstance(value, (dict, list))
-    return value if is_flat or '"$' not in _encode(value) else {LITERAL: value}
+    return {LITERAL: value} if not is_flat and _FORM.search(_encode(value)) else value
 
 
 def _rows(value: Any) -> Sequence[Any]:
@@ -356,10 +362,10 @@ class Folder:
         if not self._templates or not _rows(value):
             return literal(value)
         if isinstance(value, dict):
-            if any(key.startswith("$") for key in value):
+            if FORMS & value.keys():
                 return {LITERAL: value}
-            return {key: self.fold(each) for key, each in value.items()}
-        return [self.fold(each) for each in value]
+            return _table({key: self.fold(each) for key, each in value.items()})
+        return _list([self.fold(each) for each in value])
 
     def templates(self) -> Iterator[_Template]:
         """All templates, those of tables included."""
@@ -367,15 +373,42 @@ class Folder:
             yield from template.all()
 
 
+def _table(rows: Json) -> Json:
+    """A table of folded rows; those of the most common template without its name on each."""
+    names = Counter(name for row in rows.values() if (name := _only_template(row)))
+    name, number = names.most_common(1)[0] if names else ("", 0)
+    if number <= 1:
+        return rows
+    alike = {key: row.get(EACH, []) for key, row in rows.items() if _only_template(row) == name}
+    others = {key: row for key, row in rows.items() if key not in alike}
+    return {ROWS: name, EACH: alike, **({BUT: others} if others else {})}
+
+
+def _list(rows: list[Any]) -> Any:
+    """The same of a list, if all rows have one template."""
+    names = {_only_template(row) for row in rows}
+    if len(rows) <= 1 or len(names) > 1 or "" in names:
+        return rows
+    return {ROWS: names.pop(), EACH: [row.get(EACH, []) for row in rows]}
+
+
+def _only_template(row: Any) -> str:
+    """Name of the template of a row that is like it but for its open places; or empty."""
+    is_like = isinstance(row, dict) and SAME in row and row.keys() <= {SAME, EACH}
+    return str(row[SAME]) if is_like else ""
+
+
 def _may_be_shared(value: Any) -> bool:
     """A template has no key that looks like one of a folded value: readers take it for a cycle."""
-    return isinstance(value, (dict, list)) and bool(value) and '"$' not in _encode(value)
+    return isinstance(value, (dict, list)) and bool(value) and not _FORM.search(_encode(value))
 
 
 def some_of(values: Sequence[Any], number: int) -> Sequence[Any]:
-    """So many of the values, from begin to end."""
-    step = max(1, -(-len(values) // number))
-    return values[::step]
+    """So many of the values, in steps without a period: ranks repeat on each host."""
+    if len(values) <= number:
+        return values
+    places = {int(i * _GOLDEN % 1 * len(values)) for i in range(number)}
+    return [values[place] for place in sorted(places)]
 
 
 def _most_alike(values: Sequence[Any]) -> Sequence[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.model.folding import BUT, EACH, FORMS, LITERAL, NOT, SAME
+from nccl_doctor.model.folding import BUT, EACH, FORMS, LITERAL, NOT, ROWS, SAME
 from nccl_doctor.model.json_node import Node
 
 _DEEPEST = 40
@@ -26,6 +26,7 @@ _MOST_IN_FULL = 1 << 28
 """Values that the full form may have: in any case, more for each host or rank, and at most."""
 
 
+_TOO_MANY = "report: its folded facts are too many in full"
 _NOTHING = object()
 
 
@@ -63,8 +64,8 @@ def _size(value: Any, path: str) -> int:
         each = left.pop()
         number += 1
         if isinstance(each, dict):
-            if SAME in each:
-                raise ValueError(f"{path} refers to {_quoted(each[SAME])}: templates cannot")
+            if name := each.get(SAME) or each.get(ROWS):
+                raise ValueError(f"{path} refers to {_quoted(name)}: templates cannot")
             left += each.values()
         elif isinstance(each, list):
             left += each
@@ -111,6 +112,8 @@ class Unfolder:
             return value[LITERAL]
         if SAME in value:
             return self._like_template(Node(path, value), depth)
+        if ROWS in value:
+            return self._table(Node(path, value), depth)
         return {key: self._own(each, path, depth + 1) for key, each in value.items()}
 
     def _like_template(self, node: Node, depth: int) -> Any:
@@ -122,7 +125,10 @@ class Unfolder:
             raise ValueError(
                 f"{node.path} has {len(own)} values of its own, for {template.number} places"
             )
+        self._copied += _COPIED_FOR_VALUE
         self._in_full -= template.size
+        if self._in_full < 0:
+            raise ValueError(_TOO_MANY)
         made = template.value
         if own:
             each = [self._own(one, node.path, depth + 1) for one in own]
@@ -132,6 +138,19 @@ class Unfolder:
         for where in node.many(NOT, str) if NOT in node.data else ():
             made = self._changed(made, where, node.path, _NOTHING)
         return made
+
+    def _table(self, node: Node, depth: int) -> Any:
+        """A table or list whose rows are like one template."""
+        name, each = node.get(ROWS, str), node.data.get(EACH)
+
+        def row(own: Any) -> Any:
+            return self._like_template(Node(node.path, {SAME: name, EACH: own}), depth + 1)
+
+        if isinstance(each, list):
+            return [row(own) for own in each]
+        rows = {key: row(own) for key, own in node.get(EACH, dict).items()}
+        others = node.get(BUT, dict, {})
+        return rows | {key: self._own(own, node.path, depth + 1) for key, own in others.items()}
 
     def _filled(self, value: Any, tree: Mapping[Any, Any], each: Sequence[Any]) -> Any:
         """The value of a template, with the own values at its open places."""
@@ -163,8 +182,8 @@ class Unfolder:
         if not isinstance(value, (dict, list)):
             raise ValueError("report: a folded value has a place in what holds nothing")
         self._copied -= len(value) + 1
-        if min(self._copied, self._in_full) < 0:
-            raise ValueError("report: its folded facts are too many in full")
+        if self._copied < 0:
+            raise ValueError(_TOO_MANY)
         return value.copy()
 
 
