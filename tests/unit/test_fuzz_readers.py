@@ -6,7 +6,7 @@ import copy
 import json
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from nccl_doctor.launch.ssh import hostfile
 from nccl_doctor.model.report import Report
 from nccl_doctor.report import facts, profiles, text
 from nccl_doctor.report.formats import formats, renderer
+from nccl_doctor.report.formats import json as json_format
 from nccl_doctor.report.redaction.cover import Cover
 from nccl_doctor.toolkit import cgroup, host, memory_errors, pcie_errors, privileges
 from nccl_doctor.toolkit.fabric import counters, direct, gids, ports, rails
@@ -43,6 +44,7 @@ from nccl_doctor.toolkit.net import dial, routes
 from nccl_doctor.toolkit.net import ports as tcp_ports
 from nccl_doctor.toolkit.peers.drops import read_counts
 from tests.support import fabrics, hardware
+from tests.support.big_reports import grown
 from tests.support.unsent import unsent
 from tests.unit.test_hostile_report import ends, whole
 
@@ -113,14 +115,23 @@ def in_time(read: Callable[[], object], *own: type[Exception]) -> object:
 
 
 WHOLE = whole()
-PLACES = [tuple(step for step in path if step is not None) for path in ends(WHOLE)]
+FOLDED = json.loads(json_format.in_lines(grown(2, 2)))
+
+
+def places_in(data: Any) -> list[tuple[Any, ...]]:
+    """The way to every text in it, and to every key."""
+    return [tuple(step for step in path if step is not None) for path in ends(data)]
+
+
+PLACES = places_in(WHOLE)
+FORMS = [path for path in places_in(FOLDED) if path[0] in ("shared", "hosts", "ranks")]
 
 
 @st.composite
-def reports(draw: st.DrawFn) -> Any:
+def reports(draw: st.DrawFn, whole: Any = WHOLE, places: Sequence[Any] = PLACES) -> Any:
     """A good report with some values of other types, or without them."""
-    data = copy.deepcopy(WHOLE)
-    for *way, last in draw(st.lists(st.sampled_from(PLACES), min_size=1, max_size=4)):
+    data = copy.deepcopy(whole)
+    for *way, last in draw(st.lists(st.sampled_from(places), min_size=1, max_size=4)):
         place = data
         try:
             for step in way:
@@ -132,6 +143,14 @@ def reports(draw: st.DrawFn) -> Any:
         except (LookupError, TypeError):
             continue  # an earlier one took it away
     return data
+
+
+@here
+@given(reports(FOLDED, FORMS))
+def test_a_folded_report_is_read_or_refused(data: Any) -> None:
+    report = in_time(lambda: Report.from_json(data), ValueError)
+    if isinstance(report, Report):
+        in_time(lambda: json_format.in_lines(report))
 
 
 @here
