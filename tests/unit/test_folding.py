@@ -46,10 +46,10 @@ def read(text: str) -> Report:
 
 def test_bytes_of_a_healthy_rank():
     """Of 8 on each host, with other times and speeds on each."""
-    few, many = (len(json_format.render(grown(hosts, partners=7))) for hosts in (8, 16))
-    for_a_rank = (many - few) / 64
+    few, many = (len(json_format.render(grown(hosts, partners=7))) for hosts in (8, 12))
+    for_a_rank = (many - few) / 32
     assert for_a_rank <= MOST_FOR_A_RANK
-    assert many + (16384 - 128) * for_a_rank <= MOST_FOR_16384
+    assert many + (16384 - 96) * for_a_rank <= MOST_FOR_16384
 
 
 def test_the_folded_report_is_valid_and_complete():

@@ -20,9 +20,9 @@ from nccl_doctor.model.folding import BUT, EACH, FORMS, LITERAL, NOT, ROWS, SAME
 Json = dict[str, Any]
 Path = tuple[str | int, ...]
 
-SAMPLE = 96
+SAMPLE = 64
 """Values from which is learned what they have in common."""
-_LEARN_FROM = 32
+_LEARN_FROM = 16
 """Values of one template that are looked at in detail."""
 _MOST_TEMPLATES = 16
 """Templates of one kind of value: clusters have few kinds of hosts."""
@@ -333,16 +333,22 @@ class Folder:
         left = [each for each in some_of(sample, SAMPLE) if _may_be_shared(each)]
         if rows and sum(len(_encode(each)) for each in left) < _TABLE_ROW * len(left):
             return
-        while len(left) > 1 and len(self._templates) < _MOST_TEMPLATES:
-            alike = _most_alike(left)
+        kinds = _by_shape(left)
+        while sum(map(len, kinds)) > 1 and len(self._templates) < _MOST_TEMPLATES:
+            most = max(kinds, key=len)
+            alike = most if len(most) > 1 else [each for kind in kinds for each in kind]
             some = some_of(alike, _LEARN_FROM)
             plan, _ = _learned(some)
             template = _Template(plan, some)
             if isinstance(plan, _Hole) or template.saves <= 0:
                 break
             self._templates.append(template)
-            most = _STRANGE * sum(template.own(each).size for each in some) / len(some)
-            left = [each for each in left if template.own(each).size > most + _POINTER_COST]
+            size = _STRANGE * sum(template.own(each).size for each in some) / len(some)
+            kinds = [
+                kind
+                for kind in kinds
+                if kind is not most and template.own(kind[0]).size > size + _POINTER_COST
+            ]
 
     def fold(self, value: Any) -> Any:
         """The value, folded where that pays."""
@@ -411,13 +417,12 @@ def some_of(values: Sequence[Any], number: int) -> Sequence[Any]:
     return [values[place] for place in sorted(places)]
 
 
-def _most_alike(values: Sequence[Any]) -> Sequence[Any]:
-    """Those of the shape that most have: keys, and lengths of lists; all, if each has its own."""
-    by_shape: dict[int, list[Any]] = {}
+def _by_shape(values: Sequence[Any]) -> list[list[Any]]:
+    """The values, those of one shape together: with the same keys, and lists of the same length."""
+    kinds: dict[int, list[Any]] = {}
     for value in values:
-        by_shape.setdefault(hash(_shape(value)), []).append(value)
-    most = max(by_shape.values(), key=len)
-    return most if len(most) > 1 else values
+        kinds.setdefault(hash(_shape(value)), []).append(value)
+    return list(kinds.values())
 
 
 def _shape(value: Any, depth: int = 0) -> Any:
