@@ -45,11 +45,20 @@ def read(text: str) -> Report:
 
 
 def test_bytes_of_a_healthy_rank():
-    """Of 8 on each host, with other times and speeds on each."""
-    few, many = (len(json_format.render(grown(hosts, partners=7))) for hosts in (8, 12))
-    for_a_rank = (many - few) / 32
+    """Of 8 on each host, with other times and speeds on each: its own line, its part of that of its
+    host, and its part of the lists of what was tested.
+    """
+    text = json_format.render(grown(8, partners=7))
+    own = sum(len(line) for line in text.splitlines() if line.startswith("  {"))
+    lists = sum(len(compact(each)) for each in lists_of(json.loads(text)["shared"]))
+    for_a_rank = (own + lists) / 64
     assert for_a_rank <= MOST_FOR_A_RANK
-    assert many + (16384 - 96) * for_a_rank <= MOST_FOR_16384
+    assert len(text) + (16384 - 64) * for_a_rank <= MOST_FOR_16384
+
+
+def lists_of(shared: Any) -> list[Any]:
+    tested = (each["value"].get("hosts_or_ranks_tested") for each in shared.values())
+    return [each for each in tested if each]
 
 
 def test_the_folded_report_is_valid_and_complete():
