@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from nccl_doctor.judge.conclusion import judge_again
 from nccl_doctor.model.cluster import Cluster, Host
-from nccl_doctor.model.folding.fold import Folder, compact, plain
+from nccl_doctor.model.folding.fold import Folder
+from nccl_doctor.model.folding.plain import compact, plain
 from nccl_doctor.model.folding.unfold import Unfolder
 from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.report import Report

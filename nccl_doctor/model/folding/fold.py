@@ -7,15 +7,15 @@ values need never be there all at once. Nothing is lost: what does not fit stand
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nccl_doctor.model.folding import BUT, EACH, FORMS, LITERAL, NOT, ROWS, SAME, pointer
+from nccl_doctor.model.folding.plain import compact
 
 Json = dict[str, Any]
 Path = tuple[str | int, ...]
@@ -43,41 +43,6 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 _FORM = re.compile("|".join(f'"{re.escape(key)}":' for key in sorted(FORMS)))
 """A key of a folded value, in JSON on one line."""
-
-_encode = json.JSONEncoder(
-    sort_keys=True, allow_nan=False, separators=(",", ":"), ensure_ascii=True
-).encode
-
-
-def compact(value: Any) -> str:
-    """JSON on one line, with sorted keys, ASCII only."""
-    return _encode(value)
-
-
-def plain(value: Any) -> Any:
-    """The value as JSON will give it back, whatever a check put into its facts: NaN and infinities
-    become the texts "NaN", "Infinity" and "-Infinity", and other foreign values their `str`.
-    """
-    try:
-        return json.loads(_encode(value))
-    except (TypeError, ValueError):
-        return json.loads(_encode(clean(value)))
-
-
-def clean(value: Any) -> Any:
-    """The value, of types that JSON knows."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, Mapping):
-        return {str(key): clean(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [clean(item) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return sorted((clean(item) for item in value), key=str)
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    return str(value)
-
 
 # -- what values have in common -----------------------------------------------------------------
 
@@ -110,7 +75,7 @@ _Plan = _Hole | _Constant | _Branch
 
 def _learned(values: Sequence[Any], depth: int = 0) -> tuple[_Plan, int]:
     """The form that most of the values have, and the bytes that all then need of their own."""
-    texts = [_encode(value) for value in values]
+    texts = [compact(value) for value in values]
     counts = Counter(texts)
     most, number = counts.most_common(1)[0]
     if number == len(values):
@@ -147,7 +112,7 @@ def _branch(values: Sequence[Any], texts: Sequence[str], depth: int) -> tuple[_P
         known = set(keys)
         for member in members:
             cost += sum(
-                len(_encode(member[key])) + _POINTER_COST for key in member if key not in known
+                len(compact(member[key])) + _POINTER_COST for key in member if key not in known
             )
             cost += _POINTER_COST * sum(key not in member for key in keys)
     if not keys:
@@ -193,7 +158,7 @@ class _Own:
     @property
     def size(self) -> int:
         """About its bytes."""
-        return len(_encode([self.each, self.but, self.lacks]))
+        return len(compact([self.each, self.but, self.lacks]))
 
 
 class _Template:
@@ -204,9 +169,9 @@ class _Template:
         holes = list(_holes(plan))
         value = _shown(plan)
         self.content = {"value": value, "each": [pointer(path) for path in holes]}
-        self.name = hashlib.sha256(_encode(self.content).encode()).hexdigest()[:10]
-        self.saves = len(_encode(value)) - _REFERENCE_COST - 5 * len(holes)
-        self._constants = _encode(list(_constants(plan)))
+        self.name = hashlib.sha256(compact(self.content).encode()).hexdigest()[:10]
+        self.saves = len(compact(value)) - _REFERENCE_COST - 5 * len(holes)
+        self._constants = compact(list(_constants(plan)))
         columns = [self.own(value).each for value in sample]
         self._tables = [
             Folder([row for each in columns for row in _rows(each[index])], rows=True)
@@ -217,7 +182,7 @@ class _Template:
         """The own values of one that is like the template in all else."""
         each: list[Any] = []
         rest: list[Any] = []
-        is_like = _take(self._plan, value, each, rest) and _encode(rest) == self._constants
+        is_like = _take(self._plan, value, each, rest) and compact(rest) == self._constants
         return each if is_like else None
 
     def own(self, value: Any) -> _Own:
@@ -294,7 +259,7 @@ def _compare(plan: _Plan, value: Any, path: Path, own: _Own) -> None:
 
 
 def _compare_constant(here: Any, value: Any, path: Path, own: _Own) -> None:
-    if _encode(here) == _encode(value):
+    if compact(here) == compact(value):
         return
     if type(here) is not dict or type(value) is not dict or len(path) > _DEEPEST:
         own.but[pointer(path)] = value
@@ -311,7 +276,7 @@ def _compare_constant(here: Any, value: Any, path: Path, own: _Own) -> None:
 def literal(value: Any) -> Any:
     """A value that will not be taken for a folded one, nor anything in it."""
     is_flat = not isinstance(value, (dict, list))
-    return {LITERAL: value} if not is_flat and _FORM.search(_encode(value)) else value
+    return {LITERAL: value} if not is_flat and _FORM.search(compact(value)) else value
 
 
 def _rows(value: Any) -> Sequence[Any]:
@@ -331,7 +296,7 @@ class Folder:
         """`sample`: values as JSON gives them. `rows`: they are entries of tables."""
         self._templates: list[_Template] = []
         left = [each for each in some_of(sample, SAMPLE) if _may_be_shared(each)]
-        if rows and sum(len(_encode(each)) for each in left) < _TABLE_ROW * len(left):
+        if rows and sum(len(compact(each)) for each in left) < _TABLE_ROW * len(left):
             return
         kinds = _by_shape(left)
         while sum(map(len, kinds)) > 1 and len(self._templates) < _MOST_TEMPLATES:
@@ -359,7 +324,7 @@ class Folder:
         owns = owns or [(made.own(value), made) for made in self._templates]
         if owns and isinstance(value, (dict, list)):
             own, template = min(owns, key=lambda each: each[0].size)
-            if own.size < _PAYS * len(_encode(value)):
+            if own.size < _PAYS * len(compact(value)):
                 return template.folded(own)
         return literal(value)
 
@@ -406,7 +371,7 @@ def _only_template(row: Any) -> str:
 
 def _may_be_shared(value: Any) -> bool:
     """A template has no key that looks like one of a folded value: readers take it for a cycle."""
-    return isinstance(value, (dict, list)) and bool(value) and not _FORM.search(_encode(value))
+    return isinstance(value, (dict, list)) and bool(value) and not _FORM.search(compact(value))
 
 
 def some_of(values: Sequence[Any], number: int) -> Sequence[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from nccl_doctor.model.cluster_json import host_to_json, rank_to_json
 from nccl_doctor.model.findings import CheckResult
-from nccl_doctor.model.folding.fold import clean, compact
+from nccl_doctor.model.folding.plain import clean, compact
 from nccl_doctor.model.folding.report import SHARED, Records
 from nccl_doctor.model.report import Report
 
