@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from nccl_doctor.gather import store_server
@@ -23,7 +24,7 @@ from nccl_doctor.gather.sign_in import introduce
 from nccl_doctor.judge.at_once import certain_at_once
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import ALONE, Outcome, OutcomeStatus
-from nccl_doctor.model.findings import Finding
+from nccl_doctor.model.findings import Finding, Layer
 from nccl_doctor.observe import probe
 
 SO_FAR = "so far: "
@@ -32,8 +33,11 @@ STANDS_S = 2.0
 """So long after the start of this process a name may yet appear, and a port get free."""
 LEAST_S = 1.0
 """Least time for that, however long the start took."""
+_BRIEF_S = 0.7
+"""Time for all that is not a name that may yet appear. What takes longer, such as a look-up without
+an answer, is not certain, and holds the run up no longer."""
 _AGAIN_S = 0.1
-_GRACE_S = 0.3
+_GRACE_S = 0.1
 _MOST = 3
 """Findings that are said: of each host of an srun, these lines go to one log."""
 
@@ -50,11 +54,12 @@ def look_first(run: Run) -> list[str]:
     if refused is not None:
         run.door = store_server.Door("self", refused)
     checks = [check for check in run.registry.checks if _is_looked_at(run, check)]
-    context = run.context()
-    until = _until(run)
-    jobs = [probe.job_of(check, context, until, grace_s=_GRACE_S) for check in checks]
-    ends = dict(zip((check.name for check in checks), probe.run(jobs), strict=True))
-    found = _certain(run, [check for check in checks if _is_whole(ends[check.name])], ends)
+    ends = _observed(run, checks, time.monotonic() + _BRIEF_S)
+    found = _certain(run, checks, ends)
+    names = {finding.check for finding in found if finding.kind.layer is Layer.NAME}
+    if names:
+        ends |= _observed(run, [check for check in checks if check.name in names], _until(run))
+        found = _certain(run, checks, ends)
     run.first_facts = {finding.check: {ALONE: ends[finding.check]} for finding in found}
     more = len(found) - _MOST
     rest = [f"{SO_FAR}{more} more (the report follows)"] if more > 0 else []
@@ -84,11 +89,17 @@ def _is_looked_at(run: Run, check: Check) -> bool:
     return bool(check.at_once) and check.level.order <= run.options.level.order and not waits
 
 
+def _observed(run: Run, checks: Sequence[Check], until: float) -> dict[str, Outcome]:
+    jobs = [probe.job_of(check, run.context(), until, grace_s=_GRACE_S) for check in checks]
+    return dict(zip((check.name for check in checks), probe.run(jobs), strict=True))
+
+
 def _is_whole(outcome: Outcome) -> bool:
     return outcome.status is OutcomeStatus.OK and not outcome.reason
 
 
-def _certain(run: Run, checks: list[Check], ends: dict[str, Outcome]) -> list[Finding]:
+def _certain(run: Run, checks: Sequence[Check], ends: Mapping[str, Outcome]) -> list[Finding]:
+    checks = [check for check in checks if _is_whole(ends[check.name])]
     scopes = {check.name: check.scope for check in checks}
     evidence = EvidenceLog(run.launch, scopes, run.environ)
     facts = {name: {ALONE: ends[name]} for name in scopes}
