@@ -251,16 +251,15 @@ _HAS_NONE = ("NOT_SUPPORTED", "INVALID_ARGUMENT")
 
 def _joined_by_pcie(cluster: Cluster, host: Host) -> bool:
     """Whether a host has several GPUs without NVLink, as check `gpu_state` saw it."""
-    for rank, facts in cluster.facts("gpu_state"):
-        if rank.host.id == host.id:
-            gpus = facts["gpus"]
-            return len(gpus) > 1 and all(_has_no_nvlink(gpu) for gpu in gpus)
+    for _, facts in cluster.facts_on("gpu_state", host):
+        gpus = facts["gpus"]
+        return len(gpus) > 1 and all(_has_no_nvlink(gpu) for gpu in gpus)
     return False
 
 
 def _copies_arrive(cluster: Cluster, host: Host) -> bool:
     """Whether ranks of a host copied from GPU to GPU (check `gpu_work`), and all data arrived."""
-    ends = [item.outcome for item in cluster.evidence("gpu_work") if item.host.id == host.id]
+    ends = [item.outcome for item in cluster.evidence_on("gpu_work", host)]
     if any(end.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED) for end in ends):
         return False
     peers = [peer for end in ends if (peer := end.facts.get("peer"))]

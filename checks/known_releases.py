@@ -120,13 +120,13 @@ def _meets(cluster: Cluster, rank: Rank, facts: Mapping[str, Any], known: KnownF
     if known.condition == COMM_ID:
         return bool(facts["comm_id"])
     if known.condition == RDMA:
-        roads = [each["road"] for r, each in cluster.facts("rdma") if r.host.id == rank.host.id]
+        roads = [each["road"] for _, each in cluster.facts_on("rdma", rank.host)]
         return any(road in _RDMA_ROADS for road in roads)
     if known.condition == NO_P2P:
         return len(cluster.ranks_on(rank.host)) > 1 and any(
             pairs
-            for r, each in cluster.facts("gpu_state")
+            for _, each in cluster.facts_on("gpu_state", rank.host)
             for why, pairs in (each.get("p2p") or {}).items()
-            if r.host.id == rank.host.id and why != "OK"
+            if why != "OK"
         )
     return False  # what it needs cannot be seen before the job runs

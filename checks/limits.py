@@ -333,8 +333,8 @@ def _stack(cluster: Cluster, rank: Rank, limit: int | None) -> Iterator[Finding]
     # RCCL has a history of its own.
     loaded = [
         (library.get("loaded") or {}).get("version") or library.get("built")
-        for other, library in cluster.facts("nccl_library")
-        if other.host.id == rank.host.id and library["cuda"]
+        for _, library in cluster.facts_on("nccl_library", rank.host)
+        if library["cuda"]
     ]
     old = sorted({each for each in loaded if each and release(each) < _OWN_STACKS})
     if not old:
@@ -354,8 +354,7 @@ def _is_large(cluster: Cluster, rank: Rank) -> bool:
     """Whether NVLink joins the GPUs of this host to those of others."""
     return any(
         name in (gpu.get("name") or "")
-        for other, facts in cluster.facts("gpu_state")
+        for _, facts in cluster.facts_on("gpu_state", rank.host)
         for gpu in facts.get("gpus") or ()
         for name in _LARGE_DOMAINS
-        if other.host.id == rank.host.id
     )

@@ -36,7 +36,8 @@ sysfs-class-infiniband (link_downed).
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,8 +92,9 @@ class LinkFlaps(Check):
             return
         up = {rank.host.id: facts["up_s"] for rank, facts in cluster.facts(self.name)}
         for links in (_carriers(cluster), _ports(cluster)):
+            usual_elsewhere = _usual_elsewhere(links)
             for link in links:
-                usual = _usual_elsewhere(link, links)
+                usual = usual_elsewhere[link.host.id]
                 if link.losses >= _LEAST and link.losses >= _TIMES * usual:
                     up_s = up.get(link.host.id)
                     days = f" in {up_s / _DAY_S:.0f} days or less" if up_s else ""
@@ -160,7 +162,24 @@ def _wanted(facts: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     )
 
 
-def _usual_elsewhere(link: _Link, links: list[_Link]) -> float:
-    """The median of the links of other hosts; 0 where there are none."""
-    others = [each.losses for each in links if each.host.id != link.host.id]
-    return statistics.median(others) if others else 0.0
+def _usual_elsewhere(links: list[_Link]) -> dict[int, float]:
+    """Host → the median of the links of all other hosts; 0 where there are none."""
+    of_host: dict[int, list[int]] = {}
+    for link in links:
+        of_host.setdefault(link.host.id, []).append(link.losses)
+    ordered = sorted(link.losses for link in links)
+    return {host: _median_without(ordered, sorted(own)) for host, own in of_host.items()}
+
+
+def _median_without(ordered: Sequence[int], own: Sequence[int]) -> float:
+    """The median of sorted numbers without some of them, which are sorted too."""
+    count = len(ordered) - len(own)
+    middle = [_nth_without(ordered, own, at) for at in {(count - 1) // 2, count // 2} if count]
+    return statistics.fmean(middle) if middle else 0.0
+
+
+def _nth_without(ordered: Sequence[int], own: Sequence[int], at: int) -> int:
+    for number, value in enumerate(own):
+        same = number - bisect_left(own, value)
+        at += bisect_left(ordered, value) + same <= at
+    return ordered[at]

@@ -171,10 +171,10 @@ def _runtime(cluster: Cluster, host: Host, own: str, net: str) -> str:
     `own` is its only address, in a network that the runtime gives to such bridges. One that spans
     machines comes with a second address (docker_gwbridge), or was chosen by somebody (MACVLAN).
     """
-    for rank, facts in cluster.facts("duplicate_address"):
+    for _, facts in cluster.facts_on("duplicate_address", host):
         alone = facts["likely"] and facts["likely"][1] == own and not facts.get("others")
         runtime = str(facts.get("container"))
-        if rank.host.id == host.id and alone and is_bridged(runtime, net):
+        if alone and is_bridged(runtime, net):
             return runtime
     return ""
 

@@ -170,15 +170,15 @@ def _severity(cluster: Cluster, host: Host, version: str | None, *, sure: bool) 
     """
     if version and release(version) >= _FALLS_BACK:
         return Severity.INFO
-    seen = [e.outcome for e in cluster.evidence("collectives", "world") if e.host.id == host.id]
+    seen = [item.outcome for item in cluster.evidence_on("collectives", host, "world")]
     if any(_ERROR in f"{outcome.log_tail}{outcome.reason}".lower() for outcome in seen):
         return Severity.FAIL
     worked = bool(seen) and all(outcome.status is OutcomeStatus.OK for outcome in seen)
     share = len(cluster.ranks_on(host)) > 1 and any(
         pairs
-        for rank, facts in cluster.facts("gpu_state")
+        for _, facts in cluster.facts_on("gpu_state", host)
         for why, pairs in (facts.get("p2p") or {}).items()
-        if rank.host.id == host.id and why != "OK"
+        if why != "OK"
     )
     return Severity.FAIL if sure and share and not worked else Severity.WARN
 

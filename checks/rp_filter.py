@@ -63,8 +63,7 @@ from nccl_doctor.toolkit.peers.matrix import (
     STRICT,
     Sorted,
     filtered_ways,
-    read_calls,
-    sort_calls,
+    first_calls,
 )
 
 RP_FILTER_STRICT = Kind(
@@ -129,7 +128,7 @@ class RpFilter(Check):
         """A failure for addresses whose filter dropped calls; a warning for each network in which
         that may happen.
         """
-        calls = sort_calls(read_calls(cluster.facts("firewall", "matrix"), cluster.backend))
+        _, calls = first_calls(cluster)
         told = set()
         for finding, addresses in _dropped(cluster, calls):
             told |= {(finding.where.hosts[0], address) for address in addresses}

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import re
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -212,11 +213,22 @@ def _uses_c10d(ctx: Context) -> bool:
 
 def _agreeing(clocks: Mapping[int, Offset], apart_s: float) -> tuple[int, ...]:
     """The largest set of seats whose clocks are not surely so far away from one of them."""
-    sets = (
-        tuple(s for s, clock in clocks.items() if (clock - one).at_least <= apart_s)
-        for one in clocks.values()
+    lows = sorted(clock.low for clock in clocks.values())
+    highs = sorted(clock.high for clock in clocks.values())
+
+    def others(one: Offset) -> int:
+        """Number of clocks that surely are so far away from one: ahead of it, or behind."""
+        ahead = len(lows) - bisect_right(lows, one.high + apart_s)
+        return ahead + bisect_left(highs, one.low - apart_s)
+
+    one = min(clocks.values(), key=others, default=None)
+    if one is None:
+        return ()
+    return tuple(
+        seat
+        for seat, clock in clocks.items()
+        if clock.low <= one.high + apart_s and clock.high >= one.low - apart_s
     )
-    return max(sets, key=len, default=())
 
 
 def _odd(

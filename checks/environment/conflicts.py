@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 from nccl_doctor.api import Severity
 from nccl_doctor.toolkit.variables.table import table
@@ -40,12 +41,16 @@ def conflicts(view: View) -> Iterator[Problem]:
 
 def _set_variable(view: View, new: str) -> tuple[str, str] | None:
     """(name that is set, its meaning) of a variable with old names; None if it is not set."""
-    old = [row.name for row in table().variables.values() if row.deprecated_by == new]
-    for name in (new, *old):
+    for name in (new, *_old_names(new)):
         text = view.text(name)
         if text is not None:
             return name, view.meaning(name) or text
     return None
+
+
+@cache
+def _old_names(new: str) -> tuple[str, ...]:
+    return tuple(row.name for row in table().variables.values() if row.deprecated_by == new)
 
 
 def _watchdog(view: View) -> Iterator[Problem]:

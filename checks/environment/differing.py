@@ -97,13 +97,13 @@ def _level(row: Variable, whole: bool, meanings: set[str], views: Sequence[View]
 
 
 def _apart(seen: Seen, level: Severity, whole: bool, difference: Difference) -> Placed:
-    def at(place: int) -> list[int]:
-        return [s for s, (rank, _) in seen.items() if (rank.host.id if whole else s) == place]
-
+    at: dict[int, list[int]] = {}
+    for seat, (rank, _) in seen.items():
+        at.setdefault(rank.host.id if whole else seat, []).append(seat)
     names = tuple(difference.sides)
-    odd = [seat for place in difference.places for seat in at(place)]
+    odd = dict.fromkeys(seat for place in difference.places for seat in at.get(place, ()))
     where = place_of(seen[seat][0] for seat in odd)
-    first = seen[odd[0]][1]
+    first = seen[next(iter(odd))][1]
     evidence = {name: _sides(seen, name, whole) for name in names}
     if difference.tie:
         message = "; ".join(sides_in_words(evidence[name]) for name in names)

@@ -32,8 +32,8 @@ def _place(seen: Seen, seats: set[int]) -> Where:
     hosts: dict[int, set[int]] = {}
     for seat, (rank, _) in seen.items():
         hosts.setdefault(rank.host.id, set()).add(seat)
-    where = Where()
+    places = []
     for here in hosts.values():
         mine = place_of(seen[seat][0] for seat in here & seats)
-        where |= Where(hosts=mine.hosts) if here <= seats else mine
-    return where
+        places.append(Where(hosts=mine.hosts) if here <= seats else mine)
+    return Where.union(places)

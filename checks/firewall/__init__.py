@@ -93,7 +93,6 @@ from nccl_doctor.toolkit.peers.matrix import (
     SILENT,
     PeerCall,
     filtered_ways,
-    sort_calls,
     unroutable_hosts,
 )
 from nccl_doctor.toolkit.peers.schedule import partners_enough, plan_schedule
@@ -247,8 +246,7 @@ class _Matrix:
         self.backend = cluster.backend
         self.labels = host_labels(cluster)
         self.ranges = {rank.seat: facts["port_range"] for rank, facts in reports}
-        self.calls = latest_calls(reports, self.again, cluster.backend)
-        self.sorted = sort_calls(self.calls)
+        self.calls, self.sorted = latest_calls(cluster, self.again)
         self.seen = seen_addresses(self.calls)
         self.down = {
             (rank.seat, nic["name"])

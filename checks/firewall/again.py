@@ -11,7 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.api import ALONE, Cluster, Outcome, OutcomeStatus, Rank
-from nccl_doctor.toolkit.peers.matrix import PeerCall, read_calls
+from nccl_doctor.toolkit.peers.matrix import (
+    PeerCall,
+    Sorted,
+    first_calls,
+    read_calls,
+    sort_calls,
+)
 
 AGAIN = "again"
 RULES_AGAIN = "rules-again"
@@ -37,7 +43,7 @@ def seats_again(cluster: Cluster, seats: Sequence[int], check: str) -> tuple[int
 def _troubled(cluster: Cluster, check: str) -> Iterator[int]:
     """Ids of hosts on which something that ranks did together has failed, in another check."""
     for rank, facts in cluster.observed():
-        rounds = (each for name, each in facts.items() if name != check)
+        rounds = (each for name, each in facts.items() if name != check and [*each] != [ALONE])
         if any(
             _is_trouble(done) for each in rounds for name, done in each.items() if name != ALONE
         ):
@@ -50,11 +56,15 @@ def _is_trouble(outcome: Outcome) -> bool:
     return outcome.status in (OutcomeStatus.HUNG, OutcomeStatus.RAISED)
 
 
-def latest_calls(first: Reports, again: Reports, backend: str) -> list[PeerCall]:
-    """All calls, those of round `again` in place of the same hosts' first ones."""
+def latest_calls(cluster: Cluster, again: Reports) -> tuple[Sequence[PeerCall], Sorted]:
+    """All calls, those of round `again` in place of the same hosts' first ones; and sorted."""
+    calls, by_fault = first_calls(cluster)
+    if not again:
+        return calls, by_fault
     anew = {rank.seat for rank, _ in again}
-    calls = [call for call in read_calls(first, backend) if not anew.issuperset(call.pair)]
-    return calls + read_calls(again, backend)
+    latest = [call for call in calls if not anew.issuperset(call.pair)]
+    latest += read_calls(again, cluster.backend)
+    return latest, sort_calls(latest)
 
 
 def was_open(pairs: Iterable[tuple[int, int]], again: Reports) -> bool:

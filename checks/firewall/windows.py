@@ -116,7 +116,7 @@ def _ports_needed(cluster: Cluster, rank: Rank) -> tuple[int, str]:
     groups = max(1, len(cluster.job.mesh))
     each = _GLOO
     if "nccl" in cluster.backend:
-        made = [f for r, f in cluster.facts("firewall", "matrix") if r.seat == rank.seat]
+        made = [facts for _, facts in cluster.facts_on("firewall", rank.host, "matrix")]
         sockets = any(facts.get("nccl_data") == "sockets" for facts in made)
         each = _NCCL_SOCKETS if sockets else _NCCL
     needed = max(_LEAST, 2 * ranks * groups * each)

@@ -45,7 +45,7 @@ from .gpu_kinds import (
 from .health import troubles_of
 from .host_wide import Between, Copying, troubles_between
 from .trouble import Trouble, is_readable
-from .users import Users, facts_on, held_by_us, outcomes_on, users_of
+from .users import Users, held_by_us, users_of
 
 CHECK = "gpu_state"
 """Name of the check that these facts belong to."""
@@ -101,8 +101,8 @@ def _cuda_too(cluster: Cluster, host: Host) -> bool:
     ranks.
     """
     return any(
-        found.last_step == DRIVER_STEP and certainty_of(found) is not None
-        for _, found in outcomes_on(cluster, host, "backend_device")
+        item.outcome.last_step == DRIVER_STEP and certainty_of(item.outcome) is not None
+        for item in cluster.evidence_on("backend_device", host)
     )
 
 
@@ -241,7 +241,7 @@ def _working(cluster: Cluster, host: Host) -> set[str]:
     """UUIDs of GPUs that computed for a rank of this host without an error."""
     return {
         str(seen["uuid"])
-        for _, seen in facts_on(cluster, host, "gpu_work")
+        for _, seen in cluster.facts_on("gpu_work", host)
         if seen["uuid"] and not (seen["error"] or seen["wrong"])
     }
 
@@ -282,7 +282,7 @@ def _copying(
         return None
     index = {gpu["uuid"]: gpu["index"] for gpu in facts["gpus"] if gpu.get("uuid")}
     made, bad = set(), set()
-    for _, seen in facts_on(cluster, host, "gpu_work"):
+    for _, seen in cluster.facts_on("gpu_work", host):
         peer = seen.get("peer") or {}
         ends = (seen["uuid"], peer.get("uuid"))
         if all(end in index for end in ends):
@@ -314,7 +314,7 @@ def _evidence(gpu: Mapping[str, Any], xids: Iterable[Mapping[str, Any]]) -> dict
 
 def _cuda_error(cluster: Cluster, host: Host) -> int | None:
     """CUresult of the failed start of CUDA on a host; -1 where there is no number."""
-    for _, facts in facts_on(cluster, host, "backend_device"):
+    for _, facts in cluster.facts_on("backend_device", host):
         if facts["driver_error"]:
             code = facts["driver_error"]["code"]
             return -1 if code is None else int(code)
@@ -322,7 +322,7 @@ def _cuda_error(cluster: Cluster, host: Host) -> int | None:
 
 
 def _cuda_starts(cluster: Cluster, host: Host) -> bool:
-    return any(facts["devices"] for _, facts in facts_on(cluster, host, "backend_device"))
+    return any(facts["devices"] for _, facts in cluster.facts_on("backend_device", host))
 
 
 def _place(users: Users, host: Host, gpus: Iterable[Mapping[str, Any]]) -> Where:

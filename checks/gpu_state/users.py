@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from nccl_doctor.api import (
-    ALONE,
     Cluster,
     Confidence,
     Host,
     Level,
-    Outcome,
     OutcomeStatus,
     Rank,
     Severity,
@@ -76,28 +74,13 @@ def users_of(cluster: Cluster, host: Host, gpus: Sequence[Gpu]) -> Users:
 
 
 def _taken(cluster: Cluster, host: Host) -> Iterator[tuple[Rank, str]]:
-    for rank, facts in facts_on(cluster, host, "backend_device"):
+    for rank, facts in cluster.facts_on("backend_device", host):
         own = facts["device"]
         if own is not None and facts["devices"][own]["uuid"]:
             yield rank, facts["devices"][own]["uuid"]
-    for rank, facts in facts_on(cluster, host, "gpu_affinity"):
+    for rank, facts in cluster.facts_on("gpu_affinity", host):
         if facts.get("address"):
             yield rank, facts["address"]
-
-
-def outcomes_on(cluster: Cluster, host: Host, check: str) -> Iterator[tuple[Rank, Outcome]]:
-    """Outcomes of the ranks of one host, without a search through all hosts."""
-    for rank in cluster.ranks_on(host):
-        found = rank.facts.get(check, {}).get(ALONE)
-        if found is not None:
-            yield rank, found
-
-
-def facts_on(cluster: Cluster, host: Host, check: str) -> Iterator[tuple[Rank, Mapping[str, Any]]]:
-    """Facts of the ranks of one host whose outcome is `ok`."""
-    for rank, found in outcomes_on(cluster, host, check):
-        if found.status is OutcomeStatus.OK:
-            yield rank, found.facts
 
 
 def why_users_unknown(facts: Mapping[str, Any]) -> list[str]:
@@ -128,9 +111,9 @@ def held_by_us(cluster: Cluster, host: Host, users: Users, gpus: Sequence[Gpu]) 
     Where the users of a GPU are unknown, one rank is assumed.
     """
     worked = {
-        rank.seat
-        for rank, found in outcomes_on(cluster, host, "gpu_work")
-        if found.status not in (OutcomeStatus.SKIPPED, OutcomeStatus.SILENT)
+        item.rank.seat
+        for item in cluster.evidence_on("gpu_work", host)
+        if item.outcome.status not in (OutcomeStatus.SKIPPED, OutcomeStatus.SILENT)
     }
     each = _WORK_BYTES.get(cluster.level, _LESS_WORK_BYTES)
     busy = [len(worked & {rank.seat for rank in users.of(gpu)}) for gpu in gpus]

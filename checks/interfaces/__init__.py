@@ -73,7 +73,7 @@ from nccl_doctor.toolkit.nccl.survey import Survey, survey
 from nccl_doctor.toolkit.nccl.use_interface import use_interface
 from nccl_doctor.toolkit.net.interfaces import is_loopback, is_virtual
 from nccl_doctor.toolkit.net.shapers import shapers
-from nccl_doctor.toolkit.peers.matrix import read_calls, sort_calls
+from nccl_doctor.toolkit.peers.matrix import first_calls
 
 from .comparison import (
     INTERFACE_DIFFERS,
@@ -194,7 +194,7 @@ class Interfaces(Check):
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Findings on each host's choices, then on differences between hosts."""
         reports = list(cluster.facts(self.name))
-        by_fault = sort_calls(read_calls(cluster.facts("firewall", "matrix"), cluster.backend))
+        _, by_fault = first_calls(cluster)
         reached = {call.listener: call.interface for call in by_fault.working.values()}
         for rank, facts in reports:
             good = reached.get(rank.seat) or _running(facts)

@@ -12,6 +12,7 @@ from nccl_doctor.api import (
     Finding,
     Kind,
     Layer,
+    Rank,
     Where,
     master_host,
     number_range,
@@ -57,8 +58,11 @@ def kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
     }
     others = [host for host in cluster.present_hosts if host.id != master.id]
     alone = not any(host.joined for host in others) and len(found & {h.id for h in others}) > 1
+    ranks_of: dict[int, list[Rank]] = {}
+    for rank in cluster.ranks:
+        ranks_of.setdefault(rank.host.id, []).append(rank)
     for host in (host for host in others if not host.joined):
-        ranks = [rank for rank in cluster.ranks if rank.host.id == host.id]
+        ranks = ranks_of.get(host.id, [])
         where = place_of(ranks) | Where(hosts=(host.label,))
         fix = f"start it within {cluster.join_timeout_s:g} s of the others (--join-timeout), and "
         fix += "read its own report"

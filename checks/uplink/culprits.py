@@ -21,7 +21,7 @@ from nccl_doctor.api import (
     master_host,
     word,
 )
-from nccl_doctor.toolkit.peers.matrix import read_calls, sort_calls
+from nccl_doctor.toolkit.peers.matrix import first_calls
 
 _LOST = ("silent", "no-neighbour", "unreachable")
 _TWICE = 2
@@ -115,8 +115,9 @@ def _is_in_trouble(cluster: Cluster, view: View, master: Host | None) -> bool:
     """
     if view.after is not None or not view.host.joined:
         return True
-    others = [host for host in cluster.present_hosts if host.joined and host.id != view.host.id]
-    return master is not None and master.id == view.host.id and not others
+    if master is None or master.id != view.host.id:
+        return False
+    return not any(host.joined and host.id != master.id for host in cluster.present_hosts)
 
 
 def _set_up(name: str, host: str) -> Step:
@@ -200,9 +201,9 @@ class _Answers:
 
 def _broken_before(cluster: Cluster) -> set[tuple[End, End]]:
     """Ordered pairs of hosts whose calls failed when all were there."""
-    calls = read_calls(cluster.facts("firewall", "matrix"), cluster.backend)
     labels = {rank.seat: rank.host.label for rank in cluster.present}
-    return {(labels[a], labels[b]) for a, b in (call.pair for call in sort_calls(calls).failed)}
+    _, by_fault = first_calls(cluster)
+    return {(labels[call.caller], labels[call.listener]) for call in by_fault.failed}
 
 
 def _by_answers(answers: _Answers, kind: Kind, master: Host | None) -> Iterator[Finding]:

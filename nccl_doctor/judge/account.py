@@ -12,6 +12,9 @@ from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import ALONE, Cluster, Outcome, OutcomeStatus, Rank
 from nccl_doctor.model.findings import Scope, Where, numbered
 
+_MOST_TEXTS = 6
+_MOST_RANGES = 8
+"""Of one reason: what is missing, in so many words, and the ranks of each in so many ranges."""
 _WORDS = {
     OutcomeStatus.RAISED: "raised",
     OutcomeStatus.HUNG: "hung",
@@ -138,10 +141,17 @@ class Account:
 
     def _read(self) -> set[tuple[int, str]]:
         held: set[tuple[int, str]] = set()
+        check = self.check.name
         for unit, facts in self.units.facts:
-            for name, outcome in facts.get(self.check.name, {}).items():
+            if check not in facts:
+                continue
+            for name, outcome in facts[check].items():
                 held.add((unit, name))
-                self._outcome(unit, name, outcome)
+                self._took[name] = max(self._took[name], outcome.duration_s)
+                if outcome.status is OutcomeStatus.OK and not outcome.reason:  # nearly all are so
+                    self.tested[unit] = self.labels.get(unit, str(unit))
+                else:
+                    self._outcome(unit, name, outcome)
         return held
 
     def _outcome(self, unit: int, name: str, outcome: Outcome) -> None:
@@ -149,7 +159,6 @@ class Account:
         if reason.startswith("Traceback"):  # its last line says it; the whole stands in the facts
             reason = reason.splitlines()[-1]
         reason = " ".join(reason.split())
-        self._took[name] = max(self._took[name], outcome.duration_s)
         if outcome.status is OutcomeStatus.OK:
             self.tested[unit] = self.labels.get(unit, str(unit))
             if reason:  # a part of it
@@ -173,13 +182,16 @@ class Account:
         by_text: dict[str, dict[int, None]] = defaultdict(dict)  # a set that keeps the order
         for gap in gaps:
             by_text[gap.text][gap.unit] = None
-        return "; ".join(f"{text} ({self._units([*units])})" for text, units in by_text.items())
+        most = list(by_text.items())[:_MOST_TEXTS]
+        parts = [f"{text} ({self._units([*units])})" for text, units in most]
+        more = len(by_text) - len(parts)
+        return "; ".join([*parts, *([f"and {more} more"] if more else [])])
 
     def _units(self, units: Sequence[int]) -> str:
         if not self.by_host:
             numbers = [self.numbers[unit] for unit in units if unit in self.numbers]
             others = [self.labels.get(unit, "") for unit in units if unit not in self.numbers]
-            ranks = [numbered("rank", numbers)]
+            ranks = [numbered("rank", numbers, _MOST_RANGES)]
             return ", ".join((ranks if numbers else []) + others)
         names = [self.labels.get(unit, str(unit)) for unit in units]
         return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

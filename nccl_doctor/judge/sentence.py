@@ -10,6 +10,7 @@ from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import CheckResult, Finding, Layer, Status, Where, number_range
 from nccl_doctor.model.kinds import ENGINE_CODES, RUN_INTERRUPTED
 
+_MOST_RANGES = 8
 _MOST = 3
 """Most titles or reasons in the sentence."""
 
@@ -84,7 +85,7 @@ def _not_heard(cluster: Cluster) -> str:
     nodes = [host.node_rank for host in cluster.hosts if not host.reported]
     if len(cluster.present_hosts) < 2 or not nodes:
         return "this is the partial report of one host"
-    known = number_range([node for node in nodes if node is not None])
+    known = number_range([node for node in nodes if node is not None], _MOST_RANGES)
     return f"no report from node{'s' * (len(nodes) > 1)} {known}".strip()
 
 

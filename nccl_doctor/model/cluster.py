@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -307,6 +307,11 @@ class Cluster:
             ),
         )
 
+    @cached_property
+    def found(self) -> dict[Any, Any]:
+        """Results of rules that others ask for too, by keys of their own: facts never change."""
+        return {}
+
     def is_multi_host(self) -> bool:
         """True if the job spans hosts, by what was claimed and by what was seen."""
         return self.nnodes > 1 or len(self.hosts) > 1
@@ -333,29 +338,80 @@ class Cluster:
             grouped.setdefault(rank.host.id, []).append(rank)
         return {host: tuple(ranks) for host, ranks in grouped.items()}
 
+    def claiming(self, number: int) -> tuple[Rank, ...]:
+        """Participants that signed in as this rank; one, where nothing is wrong."""
+        return self._by_number.get(number, ())
+
+    @cached_property
+    def _by_number(self) -> Mapping[int, tuple[Rank, ...]]:
+        grouped: dict[int, list[Rank]] = {}
+        for rank in self.present:
+            if rank.rank is not None:
+                grouped.setdefault(rank.rank, []).append(rank)
+        return {number: tuple(ranks) for number, ranks in grouped.items()}
+
     def observed(self) -> Iterator[tuple[Rank, Facts]]:
         """(observer, facts) in order of rank; those of a host under the rank that speaks for it."""
+        return iter(self._observers)
+
+    @cached_property
+    def _observers(self) -> tuple[tuple[Rank, Facts], ...]:
+        found = []
         for rank in self.present:
-            yield rank, rank.facts
+            found.append((rank, rank.facts))
             if self.first_on(rank.host) is rank:
-                yield rank, rank.host.facts
+                found.append((rank, rank.host.facts))
+        return tuple(found)
+
+    @cached_property
+    def _observers_on(self) -> Mapping[int, tuple[tuple[Rank, Facts], ...]]:
+        grouped: dict[int, list[tuple[Rank, Facts]]] = {}
+        for rank, facts in self._observers:
+            grouped.setdefault(rank.host.id, []).append((rank, facts))
+        return {host: tuple(observers) for host, observers in grouped.items()}
 
     def evidence(self, check: str, round_name: str | None = None) -> tuple[Evidence, ...]:
         """Every outcome of a check, host-scope and rank-scope alike, in order of rank.
 
         Host-scope facts come once per host, under the rank that speaks for it.
         """
-        return tuple(
-            Evidence(rank, name, outcome)
-            for rank, facts in self.observed()
-            for name, outcome in facts.get(check, {}).items()
-            if round_name in (None, name)
-        )
+        return _evidence(self._observers, check, round_name)
+
+    def evidence_on(
+        self, check: str, host: Host, round_name: str | None = None
+    ) -> tuple[Evidence, ...]:
+        """Every outcome of a check on one host, without a search through all hosts."""
+        return _evidence(self._observers_on.get(host.id, ()), check, round_name)
 
     def facts(
         self, check: str, round_name: str = ALONE
     ) -> Iterator[tuple[Rank, Mapping[str, Any]]]:
         """(observer, facts) of every outcome that is `ok`."""
-        for item in self.evidence(check, round_name):
-            if item.outcome.status is OutcomeStatus.OK:
-                yield item.rank, item.outcome.facts
+        return _facts_in(self._observers, check, round_name)
+
+    def facts_on(
+        self, check: str, host: Host, round_name: str = ALONE
+    ) -> Iterator[tuple[Rank, Mapping[str, Any]]]:
+        """(observer, facts) of every outcome on one host that is `ok`, as `evidence_on`."""
+        return _facts_in(self._observers_on.get(host.id, ()), check, round_name)
+
+
+def _evidence(
+    observers: Iterable[tuple[Rank, Facts]], check: str, round_name: str | None
+) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(rank, name, outcome)
+        for rank, facts in observers
+        if check in facts
+        for name, outcome in facts[check].items()
+        if round_name is None or name == round_name
+    )
+
+
+def _facts_in(
+    observers: Iterable[tuple[Rank, Facts]], check: str, round_name: str
+) -> Iterator[tuple[Rank, Mapping[str, Any]]]:
+    for rank, facts in observers:
+        outcome = facts[check].get(round_name) if check in facts else None
+        if outcome is not None and outcome.status is OutcomeStatus.OK:
+            yield rank, outcome.facts

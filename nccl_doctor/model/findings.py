@@ -160,13 +160,19 @@ class Where:
 
     def __or__(self, other: Where) -> Where:
         """Union, sorted, so that folding does not depend on order."""
+        return Where.union((self, other))
+
+    @staticmethod
+    def union(places: Iterable[Where]) -> Where:
+        """Union of many places: sorted once, and not once for each of them."""
+        every = list(places)
         return Where(
-            hosts=tuple(sorted({*self.hosts, *other.hosts})),
-            ranks=tuple(sorted({*self.ranks, *other.ranks})),
-            links=tuple(sorted({*self.links, *other.links})),
-            devices=tuple(sorted({*self.devices, *other.devices})),
-            interfaces=tuple(sorted({*self.interfaces, *other.interfaces})),
-            nodes=tuple(sorted({*self.nodes, *other.nodes})),
+            hosts=tuple(sorted({name for place in every for name in place.hosts})),
+            ranks=tuple(sorted({number for place in every for number in place.ranks})),
+            links=tuple(sorted({link for place in every for link in place.links})),
+            devices=tuple(sorted({name for place in every for name in place.devices})),
+            interfaces=tuple(sorted({name for place in every for name in place.interfaces})),
+            nodes=tuple(sorted({number for place in every for number in place.nodes})),
         )
 
     def __bool__(self) -> bool:
@@ -316,19 +322,24 @@ class CheckResult:
         }
 
 
-def number_range(numbers: Sequence[int]) -> str:
-    """Numbers as people write them: `[0, 1, 2, 5]` becomes `0–2, 5`."""
+def number_range(numbers: Sequence[int], most: int | None = None) -> str:
+    """Numbers as people write them: `[0, 1, 2, 5]` becomes `0–2, 5`.
+
+    `most`: parts that are written out; of the other numbers it is said how many there are.
+    """
     ordered = sorted(set(numbers))
     parts: list[str] = []
     start = 0
     for i, number in enumerate(ordered):
         if i + 1 == len(ordered) or ordered[i + 1] != number + 1:
+            if len(parts) == most:
+                return f"{', '.join(parts)} and {len(ordered) - start} more"
             first = ordered[start]
             parts.append(str(first) if first == number else f"{first}–{number}")
             start = i + 1
     return ", ".join(parts)
 
 
-def numbered(thing: str, numbers: Sequence[int]) -> str:
-    """Things with their numbers: `node 1`, `ranks 2–5`."""
-    return f"{thing}{'s' if len(set(numbers)) > 1 else ''} {number_range(numbers)}"
+def numbered(thing: str, numbers: Sequence[int], most: int | None = None) -> str:
+    """Things with their numbers: `node 1`, `ranks 2–5`; `most` as for `number_range`."""
+    return f"{thing}{'s' if len(set(numbers)) > 1 else ''} {number_range(numbers, most)}"

@@ -44,13 +44,13 @@ def host_labels(cluster: Cluster) -> dict[int, str]:
 
 def master_host(cluster: Cluster) -> Host | None:
     """The host of rank 0, if it reported; of several that claim to be, one that joined."""
-    claims = [rank.host for rank in cluster.present if rank.rank == 0]
+    claims = [rank.host for rank in cluster.claiming(0)]
     return min(claims, key=lambda host: not host.joined, default=None)
 
 
 def collectives_worked(cluster: Cluster, host: Host) -> bool:
     """Whether the collectives of all ranks, by check `collectives`, worked on a host."""
-    seen = [each for each in cluster.evidence("collectives", "world") if each.host.id == host.id]
+    seen = cluster.evidence_on("collectives", host, "world")
     return bool(seen) and all(each.outcome.status is OutcomeStatus.OK for each in seen)
 
 

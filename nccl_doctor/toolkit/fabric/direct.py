@@ -189,12 +189,11 @@ CHECK = "gpu_direct"
 
 def in_the_way(cluster: Cluster, host: Host) -> tuple[str, ...]:
     """Clauses on what check `gpu_direct` saw between the GPUs of a host, or could not read."""
-    for rank, facts in cluster.facts(CHECK):
-        if rank.host.id == host.id:
-            acs, iommu = len(redirecting_bridges(facts)), len(translating(facts))
-            clauses = [f"ACS is on for {acs} PCIe bridges"] if acs else []
-            clauses += [f"the IOMMU translates for {iommu} GPUs and NICs"] if iommu else []
-            unread = 0 if acs else len(unread_bridges(facts))
-            clauses += [f"ACS of {unread} PCIe bridges was not read: it needs root"] * bool(unread)
-            return tuple(clauses)
+    for _, facts in cluster.facts_on(CHECK, host):
+        acs, iommu = len(redirecting_bridges(facts)), len(translating(facts))
+        clauses = [f"ACS is on for {acs} PCIe bridges"] if acs else []
+        clauses += [f"the IOMMU translates for {iommu} GPUs and NICs"] if iommu else []
+        unread = 0 if acs else len(unread_bridges(facts))
+        clauses += [f"ACS of {unread} PCIe bridges was not read: it needs root"] * bool(unread)
+        return tuple(clauses)
     return ()

@@ -37,7 +37,7 @@ def libraries_in(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def compat_libcuda(cluster: Cluster, rank: Rank) -> Mapping[str, Any] | None:
     """The libcuda of a rank, as a row, if it is one of forward compatibility."""
-    for other, facts in cluster.facts("driver_libraries"):
+    for other, facts in cluster.facts_on("driver_libraries", rank.host):
         for library in libraries_in(facts["loaded"]) if other.seat == rank.seat else ():
             if library["library"] == "libcuda" and is_compat(library["path"]):
                 return library
@@ -54,8 +54,8 @@ def driver_branch(cluster: Cluster, host: Host, kernel: str | None) -> int | Non
         kernel: version of its kernel module; None if not known.
     """
     known = [major(kernel)]
-    for rank, facts in cluster.facts("driver_libraries"):
-        for library in libraries_in(facts["loaded"]) if rank.host.id == host.id else ():
+    for _, facts in cluster.facts_on("driver_libraries", host):
+        for library in libraries_in(facts["loaded"]):
             if library["library"] == "libcuda":
                 known.append(major(library["version"]))
     return max((each for each in known if each is not None and each >= _OLDEST), default=None)

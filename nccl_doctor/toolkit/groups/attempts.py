@@ -169,15 +169,17 @@ class Attempt:
     @property
     def is_mixed_up(self) -> bool:
         """Whether the backend reports that members ran different collectives; not which members."""
+        if self.is_good:
+            return False
         said = any(was_cut_off(m.outcome) or own_collective(m.outcome) for m in self.members)
         return said and not self.has_culprit
 
     @property
     def is_unexplained(self) -> bool:
         """Whether it hangs, and no member is more to blame than the others."""
-        stuck = bool(self.stuck) and not self.has_failed_itself
-        known = self.has_culprit or self.is_mixed_up
-        return stuck and not known and not self.is_cut_short
+        if not self.stuck or self.has_failed_itself:
+            return False
+        return not (self.has_culprit or self.is_mixed_up or self.is_cut_short)
 
     @property
     def is_failed(self) -> bool:
@@ -188,12 +190,21 @@ class Attempt:
 
 def attempts_of(cluster: Cluster, check: str) -> dict[str, list[Attempt]]:
     """Round → its groups, for a check that forms process groups; members in order of rank."""
+    key = (attempts_of, check)
+    if key not in cluster.found:
+        cluster.found[key] = _attempts_of(cluster, check)
+    found: dict[str, list[Attempt]] = cluster.found[key]
+    return {name: list(attempts) for name, attempts in found.items()}
+
+
+def _attempts_of(cluster: Cluster, check: str) -> dict[str, list[Attempt]]:
     groups: dict[tuple[str, int | None], list[Evidence]] = {}
     for item in cluster.evidence(check):
         groups.setdefault((item.round, item.outcome.group), []).append(item)
-    roads = {rank.seat: road_to_master(cluster, rank.host) for rank in cluster.present}
-    away = {seat: road for seat, road in roads.items() if road.links}
-    start_s = _least_s(cluster)
+    roads = {host.id: road_to_master(cluster, host) for host in cluster.present_hosts}
+    away = {r.seat: roads[r.host.id] for r in cluster.present if roads[r.host.id].links}
+    hung = any(m.outcome.status is OutcomeStatus.HUNG for each in groups.values() for m in each)
+    start_s = _least_s(cluster) if hung else 0.0
     attempts: dict[str, list[Attempt]] = {}
     for (name, _), members in groups.items():
         attempts.setdefault(name, []).append(Attempt(name, tuple(members), away, start_s))
@@ -265,9 +276,12 @@ def group_times(cluster: Cluster, round_name: str) -> list[tuple[Rank, float]]:
     found = []
     for item in cluster.evidence("collectives", round_name):
         outcome = item.outcome
-        from_s = [c.get("at_s") for c in outcome.breadcrumbs if c.get("step") == CONNECT]
-        if outcome.status is OutcomeStatus.OK and from_s and isinstance(from_s[0], (int, float)):
-            found.append((item.rank, outcome.duration_s - from_s[0]))
+        if outcome.status is not OutcomeStatus.OK:
+            continue
+        first = next((c for c in outcome.breadcrumbs if c.get("step") == CONNECT), {})
+        from_s = first.get("at_s")
+        if isinstance(from_s, (int, float)):
+            found.append((item.rank, outcome.duration_s - from_s))
     return found
 
 

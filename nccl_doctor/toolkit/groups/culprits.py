@@ -126,10 +126,7 @@ def round_compared(
 
 def place_of_all(members: Sequence[Evidence]) -> Where:
     """Hosts and ranks of some members together."""
-    where = Where()
-    for member in members:
-        where |= member.where
-    return where
+    return Where.union(member.where for member in members)
 
 
 def _culprits(attempt: Attempt) -> Iterator[Finding]:
@@ -138,9 +135,10 @@ def _culprits(attempt: Attempt) -> Iterator[Finding]:
         how = member.outcome.signal or f"exit code {member.outcome.exit_code}"
         words = f"died by {how} in {step_of(member.outcome)} of group {attempt.name}"
         yield Finding(CRASHED, words, member.where, what_they_did(attempt))
-    made = {**what_they_did(attempt), "made": what_was_made(attempt.members)}
-    for member in attempt.members:
-        if member.rank.seat in attempt.astray:
+    astray = [member for member in attempt.members if member.rank.seat in attempt.astray]
+    if astray:
+        made = {**what_they_did(attempt), "made": what_was_made(attempt.members)}
+        for member in astray:
             words, sure = attempt.astray[member.rank.seat]
             yield Finding(
                 INIT_HANG if attempt.stuck else INIT_FAILED,
@@ -178,10 +176,7 @@ def _not_connected(attempt: Attempt, far: Sequence[Evidence]) -> Finding:
 
 def _roads(attempt: Attempt, members: Sequence[Evidence]) -> Where:
     """Links from the hosts of some members to the store of the group."""
-    where = Where()
-    for member in members:
-        where |= attempt.roads[member.rank.seat]
-    return where
+    return Where.union(attempt.roads[member.rank.seat] for member in members)
 
 
 def _not_started(attempt: Attempt) -> Finding:

@@ -67,8 +67,8 @@ def cuda_releases(cluster: Cluster, host: Host) -> set[str]:
     """Versions of the NCCL that ranks of a host have loaded; RCCL has a history of its own."""
     return {
         library["loaded"]["version"]
-        for rank, library in cluster.facts("nccl_library")
-        if rank.host.id == host.id and library["loaded"] and library["cuda"]
+        for _, library in cluster.facts_on("nccl_library", host)
+        if library["loaded"] and library["cuda"]
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from nccl_doctor.model.cluster import Rank
+from nccl_doctor.model.cluster import Cluster, Rank
 from nccl_doctor.model.findings import Confidence
 from nccl_doctor.toolkit.blame import LinkBlame, blame_links
 
@@ -158,6 +158,15 @@ def read_calls(reports: Iterable[tuple[Rank, Mapping[str, Any]]], backend: str) 
                 if call.outcome != "untested":
                     calls.append(call)
     return calls
+
+
+def first_calls(cluster: Cluster) -> tuple[Sequence[PeerCall], Sorted]:
+    """The calls of check `firewall` as the run began, and the same sorted by fault."""
+    if first_calls not in cluster.found:
+        calls = read_calls(cluster.facts("firewall", "matrix"), cluster.backend)
+        cluster.found[first_calls] = calls, sort_calls(calls)
+    found: tuple[Sequence[PeerCall], Sorted] = cluster.found[first_calls]
+    return found
 
 
 def filtered_ways(
