@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from nccl_doctor.model.cluster import Cluster, Host
 from nccl_doctor.model.findings import Finding, Where, numbered
@@ -14,6 +15,8 @@ from nccl_doctor.toolkit.slurm import host_ranges
 _MOST_NAMES = 8
 """Checks whose names are written out; a host that is absent blocks most of them."""
 _FEW_HOSTS = 3
+MOST_RANGES = 8
+"""Ranges of numbers, or of hosts, that are written out."""
 MOST_PLACES = 6
 """Messages of one kind that are written out; a report of ten thousand ranks stays readable."""
 
@@ -66,7 +69,7 @@ class Places:
             by_hosts[here].append(number)
         named = {name for hosts in by_hosts for name in hosts}
         if len(named) > MOST_PLACES:
-            parts.append(f"{numbered('rank', where.ranks)} on {len(named)} hosts")
+            parts.append(f"{numbered('rank', where.ranks, MOST_RANGES)} on {len(named)} hosts")
         else:
             for hosts, numbers in by_hosts.items():
                 on_hosts = f" on {', '.join(self._hosts(hosts))}" if hosts else ""
@@ -76,17 +79,17 @@ class Places:
         known = {node for name in where.hosts for node in self._nodes.get(name, ())}
         nodes = [node for node in where.nodes if node not in known]
         if nodes:
-            parts.append(numbered("node", nodes))
+            parts.append(numbered("node", nodes, MOST_RANGES))
         parts += some(where.devices)
         text = ", ".join(parts)
         if where.interfaces:
-            interfaces = ", ".join(where.interfaces)
+            interfaces = ", ".join(some(where.interfaces))
             text = f"{interfaces} on {text}" if text else interfaces
         return text
 
     def _hosts(self, names: Sequence[str]) -> list[str]:
         if self._ranges and len(names) > _FEW_HOSTS and not self._full.keys() & set(names):
-            return [host_ranges(names)]
+            return [shortened(names, host_ranges)]
         return some([self._full.get(name, name) for name in names])
 
 
@@ -103,6 +106,23 @@ def _links(links: Sequence[tuple[str, str]]) -> list[str]:
 def checks_in_words(names: Sequence[str]) -> str:
     """Names of a few checks, and only the number of many: `-v` and the JSON report list them."""
     return f"{len(names)} other checks" if len(names) > _MOST_NAMES else ", ".join(names)
+
+
+def shortened(names: Sequence[str], say: Callable[[Sequence[str]], str]) -> str:
+    """Many hosts in few ranges: as many of them as that takes, and how many more there are.
+
+    Args:
+        names: in their order.
+        say: gives the ranges of names, with commas between them.
+    """
+
+    def fits(count: int) -> bool:
+        return say(names[:count]).count(",") < MOST_RANGES
+
+    if fits(len(names)):
+        return say(names)
+    shown = bisect_left(range(len(names)), True, key=lambda count: not fits(count)) - 1
+    return f"{say(names[:shown])} and {len(names) - shown} more"
 
 
 def some(items: Sequence[str]) -> list[str]:

@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 from nccl_doctor.model.findings import Finding, Where
 from nccl_doctor.model.fixes import Fix, Step, StepHosts
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.places import full_names
+from nccl_doctor.report.places import full_names, shortened
 from nccl_doctor.toolkit.terminal import lines, safe
 
 _FEW = 4
 """Hosts that are written out one by one."""
+_MOST_LINES = 24
+"""Lines of one way to fix something."""
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 _IN_SHELL = ("export ", "unset ", "ulimit ")
 
@@ -71,19 +73,19 @@ class Steps:
             return "on every host"
         if 0 < len(left) < min(_FEW, len(names)) and len(names) > _FEW:
             return f"on every host but {', '.join(map(safe, left))}"
-        return f"on {host_ranges([self._full.get(name, name) for name in names])}"
+        return f"on {shortened([self._full.get(name, name) for name in names], host_ranges)}"
 
     def _of(self, fixes: Sequence[tuple[Fix, Where]]) -> Iterator[Block]:
         """One block for a way, of fixes with the same commands."""
         first = fixes[0][0]
         if first.steps:
-            yield Block(lines=tuple(self._lines(fixes, "")))
+            yield Block(lines=_some_lines(self._lines(fixes, "")))
         else:
             yield Block(prose=str(first))
         for i, other in enumerate(first.alternatives):
             same = [(fix.alternatives[i], where) for fix, where in fixes]
             if other.steps:
-                yield Block(lines=tuple(self._lines(same, "or ")))
+                yield Block(lines=_some_lines(self._lines(same, "or ")))
             else:
                 yield Block(prose=f"or: {other}")
 
@@ -98,6 +100,18 @@ class Steps:
                 yield above
             head = above
             yield typed(step.command)
+
+
+def _some_lines(lines: Iterable[str]) -> tuple[str, ...]:
+    """All lines of a fix; of one with a command for each of many hosts, the first of them."""
+    every = list(lines)
+    if len(every) <= _MOST_LINES:
+        return tuple(every)
+    shown = every[:_MOST_LINES]
+    while shown[-1].startswith("# "):  # what stands above a command that is left out
+        shown.pop()
+    left = sum(not line.startswith("# ") for line in every[len(shown) :])
+    return (*shown, f"# and {left} more commands: nccl-doctor report fixes prints them")
 
 
 def _commands(fix: Fix) -> tuple[object, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from nccl_doctor.model.cluster import Host, Rank
@@ -12,7 +12,14 @@ from nccl_doctor.model.report import Report
 from nccl_doctor.report.card import card, values
 from nccl_doctor.report.links import LEGEND
 from nccl_doctor.report.links import lay_out as lay_out_links
-from nccl_doctor.report.places import MOST_PLACES, Places, by_kind, checks_in_words, some
+from nccl_doctor.report.places import (
+    MOST_PLACES,
+    MOST_RANGES,
+    Places,
+    by_kind,
+    checks_in_words,
+    some,
+)
 from nccl_doctor.report.sections import Checks, no_checks
 from nccl_doctor.report.steps import Block, Steps
 from nccl_doctor.toolkit.terminal import safe
@@ -36,6 +43,11 @@ _ASCII = str.maketrans(
         "µ": "u",
     }
 )
+_LONGEST = 600
+"""Characters of one message."""
+_MOST_VALUES = 60
+_MOST_TABLES = 3
+"""Tables of one fact, of hosts that differ."""
 MIN_WIDTH = 40
 """Columns that every renderer for people takes for granted."""
 
@@ -150,7 +162,7 @@ def _root_cause(
         where = places.say(finding.where)
         if where:
             _entry(page, "where", where)
-        _entry(page, "seen", finding.message + _doubt(finding))
+        _entry(page, "seen", _some_of(finding.message) + _doubt(finding))
     if len(group) > MOST_PLACES:
         _entry(page, "", f"and {len(group) - MOST_PLACES} more like this (all of them in --json)")
     if kind.why and not quiet:
@@ -167,6 +179,13 @@ def _fix(page: _Page, block: Block, first: str) -> None:
     """Write prose as a paragraph, and commands as they are: one on a line, never wrapped."""
     page.line(block.prose, first=first, rest=" " * len(first))
     page.raw((" " * len(first) if i else first) + line for i, line in enumerate(block.lines))
+
+
+def _some_of(message: str) -> str:
+    """A message; of one that names a thousand hosts, its beginning."""
+    if len(message) <= _LONGEST:
+        return message
+    return f"{message[:_LONGEST].rpartition(' ')[0]} … (all of it in --json)"
 
 
 def _doubt(finding: Finding) -> str:
@@ -191,10 +210,7 @@ def _explained(page: _Page, places: Places, report: Report) -> None:
     if explained:
         page.heading("Explained by the above, gone when it is fixed")
     for group in by_kind(explained):
-        where = Where()
-        for finding in group:
-            where = where | finding.where
-        whole = group[0].replaced(where=where)
+        whole = group[0].replaced(where=Where.union(finding.where for finding in group))
         causes = ", ".join(sorted({str(finding.explained_by) for finding in group}))
         _short(page, places, "·", whole, f"explained by {causes}")
 
@@ -212,7 +228,7 @@ def _warnings(page: _Page, places: Places, steps: Steps, report: Report) -> None
         page.heading("Warnings")
     for group in by_kind(warnings):
         for finding in group[:MOST_PLACES]:
-            _short(page, places, "!", finding, finding.message + _doubt(finding))
+            _short(page, places, "!", finding, _some_of(finding.message) + _doubt(finding))
             for block in steps.blocks([finding], 1):
                 _fix(page, block, "    fix: ")
         if len(group) > MOST_PLACES:
@@ -231,8 +247,10 @@ def _values(page: _Page, report: Report, checks: Checks) -> None:
     found = values(report, checks)
     if found:
         page.heading("Values")
-    for name, value in found:
+    for name, value in found[:_MOST_VALUES]:
         page.line(f"{name}: {value}", first="  ", rest="    ")
+    if len(found) > _MOST_VALUES:
+        page.line(f"and {len(found) - _MOST_VALUES} more (all of them in --json)", first="  ")
 
 
 def _not_tested(page: _Page, report: Report) -> None:
@@ -253,7 +271,8 @@ def _not_tested(page: _Page, report: Report) -> None:
         if status is Status.UNKNOWN and reason.startswith("no outcome of "):
             not_held += names
             continue
-        page.line(f"{checks_in_words(names)}: {reason}", first=f"  {_MARKS[status.value]} ")
+        words = f"{checks_in_words(names)}: {_some_of(reason)}"
+        page.line(words, first=f"  {_MARKS[status.value]} ")
     if not_held:
         page.line(f"{checks_in_words(not_held)}: not begun", first=f"  {_MARKS['unknown']} ")
 
@@ -271,7 +290,8 @@ def _absent(report: Report) -> str:
     )
     here = sum(host.reported for host in hosts)
     well = ", nothing wrong found on them" if clean else ""
-    return f"{here} of {len(hosts)} hosts examined{well}; {numbered('node', nodes)}: nothing known"
+    gone_nodes = numbered("node", nodes, MOST_RANGES)
+    return f"{here} of {len(hosts)} hosts examined{well}; {gone_nodes}: nothing known"
 
 
 def _codes_of_absent(report: Report) -> set[str]:
@@ -299,12 +319,18 @@ def _infos(page: _Page, places: Places, report: Report) -> None:
 
 
 def _facts(page: _Page, report: Report) -> None:
-    from nccl_doctor.report.tables import lay_out, tables_of
+    from nccl_doctor.report.tables import Table, lay_out, tables_of
 
-    for table in tables_of(report):
-        on_hosts = "" if table.whole else f" on {', '.join(some(table.hosts))}"
-        page.heading(f"{table.title}{on_hosts}")
-        page.raw(lay_out(table, page.width, safe))
+    by_title: dict[str, list[Table]] = defaultdict(list)
+    for found in tables_of(report):
+        by_title[found.title].append(found)
+    for title, tables in by_title.items():
+        for table in tables[:_MOST_TABLES]:
+            on_hosts = "" if table.whole else f" on {', '.join(some(table.hosts))}"
+            page.heading(f"{table.title}{on_hosts}")
+            page.raw(lay_out(table, page.width, safe))
+        if (more := len(tables) - _MOST_TABLES) > 0:
+            page.line(f"and {more} other tables of {title} (all of them in --json)")
 
 
 def _table(page: _Page, report: Report) -> None:

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from xml.etree import ElementTree
 
 from nccl_doctor.model.cluster import Facts, OutcomeStatus
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.places import Places, some
+from nccl_doctor.report.places import Places, shortened, some
 from nccl_doctor.report.steps import Steps
 from nccl_doctor.toolkit.terminal import safe
 
 _LONGEST_NAME = 200
 _LONGEST = 4000
 """Characters of one text. GitLab reads files of up to 30 MB."""
+_MOST_CASES = 64
+"""Places of one check that have a case each."""
 _MOST = 20
 """Findings that one case writes out."""
 _NO_XML = re.compile("[\ufffe\uffff]")
@@ -162,14 +165,44 @@ def _of_checks(report: Report, ground: _Ground) -> Iterator[_Case]:
             )
             continue
         by_place = ground.cases(check, findings)
-        for key, here in by_place.items():
+        folded = _folded(by_place, partial(ground.is_gap, check))
+        for key, here, is_gap in folded:
             name = f"{check.name}[{key}]" if key else check.name
-            seconds = check.duration_s / len(by_place)
-            if not here and ground.is_gap(check, key):
+            seconds = check.duration_s / len(folded)
+            if is_gap:
                 yield _Case(classname, name, seconds, "skipped", "unknown", check.reason)
             else:
                 case = _Case(classname, name, seconds)
                 yield _judged(case, ground, here, strict=strict)
+
+
+def _folded(
+    by_place: Mapping[str, Sequence[Finding]], has_gap: Callable[[str], bool]
+) -> list[tuple[str, Sequence[Finding], bool]]:
+    """Place, findings, and whether it has no whole answer, for each case of one check.
+
+    Of many places, those where nothing was found are one case, and so are those where the very same
+    was found; of the others, so many have cases of their own.
+    """
+    if len(by_place) <= _MOST_CASES:
+        return [(key, here, not here and has_gap(key)) for key, here in by_place.items()]
+    bad: dict[tuple[int, ...], list[str]] = {}
+    for key, here in by_place.items():
+        if here:
+            bad.setdefault(tuple(map(id, here)), []).append(key)
+    places = list(bad.values())
+    shown, left = places[:_MOST_CASES], [key for keys in places[_MOST_CASES:] for key in keys]
+    cases = [(shortened(keys, ", ".join), by_place[keys[0]], False) for keys in shown]
+    if left:
+        cases.append((f"{len(left)} other places", [f for k in left for f in by_place[k]], False))
+    good = [key for key, here in by_place.items() if not here]
+    open_ = [key for key in good if has_gap(key)]
+    for words, count, is_gap in (
+        ("hosts that are not known to be good", len(open_), True),
+        ("all other hosts", len(good) - len(open_), False),
+    ):
+        cases += [(words, (), is_gap)] if count else []
+    return cases
 
 
 def _of_the_engine(report: Report, ground: _Ground) -> Iterator[_Case]:

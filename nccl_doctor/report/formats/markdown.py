@@ -100,9 +100,7 @@ def _explained(places: Places, report: Report) -> str:
     explained = [f for f in report.findings if f.explained_by and f.level is not Severity.INFO]
     lines = []
     for group in by_kind(explained):
-        where = Where()
-        for finding in group:
-            where = where | finding.where
+        where = Where.union(finding.where for finding in group)
         causes = ", ".join(code(cause) for cause in sorted({str(f.explained_by) for f in group}))
         lines.append(f"{code(group[0].code)}{_place(places, where)}: explained by {causes}")
     return _list("Explained by the above, gone when it is fixed", lines)
