@@ -115,9 +115,9 @@ def network_of(report: Report, checks: Checks = no_checks) -> Network:
     """
     hosts = report.cluster.hosts
     names = [host.label for host in hosts]
-    for finding in report.findings:
-        ends = (end for link in finding.where.links for end in link)
-        names += dict.fromkeys(end for end in ends if end not in names)
+    ends = (end for found in report.findings for link in found.where.links for end in link)
+    known = set(names)
+    names += [end for end in dict.fromkeys(ends) if end not in known]
     labels = _unique(names, hosts)
     places: dict[str, list[int]] = defaultdict(list)
     for place, name in enumerate(names):

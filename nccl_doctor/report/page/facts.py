@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -22,8 +23,9 @@ from nccl_doctor.report.page.outcomes import (
 )
 from nccl_doctor.report.tables import cell_text, is_table
 
-_MOST_DIFFERENT = 64
-"""Different outcomes of one round that are shown."""
+_MOST_DIFFERENT, _MOST_OF_MANY = 64, 6
+"""Different outcomes of one round that are shown: of a few hosts, and of many."""
+_MANY = 16
 _MOST_ITEMS = 256
 _MOST_RANKS = 1024
 _DEPTH = 12
@@ -63,10 +65,10 @@ def section(report: Report) -> Html:
 
 def _checks(report: Report) -> Iterator[Html]:
     results = {check.name: check for check in report.checks}
-    outcomes = outcomes_of(report)
+    outcomes, named = outcomes_of(report), _Worth(report)
     for name in [*results, *(name for name in outcomes if name not in results)]:
         result = results.get(name)
-        rounds = [_round(each, seen) for each, seen in outcomes.get(name, {}).items()]
+        rounds = [_round(each, seen, named) for each, seen in outcomes.get(name, {}).items()]
         reason = element("p", result.reason) if result and result.reason else None
         yield fold(_heading(name, result), reason, *rounds, class_="check")
 
@@ -83,26 +85,45 @@ def _heading(name: str, result: CheckResult | None) -> Html:
     )
 
 
-def _round(name: str, seen: Sequence[Seen]) -> Html:
-    alike: dict[str, list[Seen]] = {}
+class _Worth:
+    """Choice of what is shown where too much differs, and of what counts as the same."""
+
+    def __init__(self, report: Report) -> None:
+        many = len(report.cluster.hosts) > _MANY
+        self.most = _MOST_OF_MANY if many else _MOST_DIFFERENT
+        self._hosts = {name for cause in report.root_causes for name in cause.where.hosts}
+        self._facts: dict[int, str] = {}  # of those that many hold in common
+
+    def first(self, alike: Iterable[list[Seen]]) -> list[list[Seen]]:
+        """The outcomes to be shown: those that failed, those of hosts that are blamed, the rest."""
+
+        def order(same: list[Seen]) -> tuple[bool, bool]:
+            return not same[0].is_bad, not any(seen.host in self._hosts for seen in same)
+
+        every = list(alike)
+        return every if len(every) <= self.most else sorted(every, key=order)[: self.most]
+
+    def identity(self, seen: Seen) -> tuple[str, str]:
+        """Equal for those that have the same to show, however long it took them."""
+        facts = seen.outcome.facts
+        if id(facts) not in self._facts:
+            self._facts[id(facts)] = dump(facts)
+        kept = replace(seen.outcome, facts={}, breadcrumbs=(), duration_s=0.0, group=None)
+        return self._facts[id(facts)], dump(kept.to_json())
+
+
+def _round(name: str, seen: Sequence[Seen], worth: _Worth) -> Html:
+    alike: dict[tuple[str, str], list[Seen]] = {}
     for each in seen:
-        alike.setdefault(_identity(each), []).append(each)
-    parts = [_outcome(same) for same in islice(alike.values(), _MOST_DIFFERENT)]
-    if len(alike) > _MOST_DIFFERENT:
-        left = len(alike) - _MOST_DIFFERENT
+        alike.setdefault(worth.identity(each), []).append(each)
+    shown = worth.first(alike.values())
+    parts = [_outcome(same) for same in shown]
+    if len(alike) > len(shown):
+        left = len(alike) - len(shown)
         parts.append(element("p", f"and {left} more that differ (see the JSON report)"))
     if name == ALONE:
         return together(*parts)
     return together(element("h3", f"round {name}"), *parts)
-
-
-def _identity(seen: Seen) -> str:
-    """Equal for those that have the same to show, however long it took them."""
-    kept = {key: value for key, value in seen.outcome.to_json().items() if key not in _OWN}
-    return dump(kept)
-
-
-_OWN = ("duration_s", "breadcrumbs", "group")
 
 
 def _outcome(same: Sequence[Seen]) -> Html:

@@ -60,7 +60,8 @@ def _rows(name: str, groups: Sequence[Group]) -> list[tuple[str, ...]]:
 
 def _row(name: str, group: Group) -> tuple[str, ...]:
     hosts = list(dict.fromkeys(seen.host for seen in group))
-    inner = list(dict.fromkeys(step.group for seen in group for step in seen.steps if step.group))
+    crumbs = (crumb for seen in group for crumb in seen.outcome.breadcrumbs)
+    inner = list(dict.fromkeys(str(each["group"]) for each in crumbs if each.get("group")))
     endings: dict[str, list[Seen]] = {}
     for seen in group:
         if not seen.is_good:

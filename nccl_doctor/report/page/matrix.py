@@ -8,11 +8,17 @@ from dataclasses import dataclass
 
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.network import Link, Network, Pair, network_of, show_latency, show_rate
+from nccl_doctor.report.page.blocks import in_blocks, worst_links
 from nccl_doctor.report.page.markup import Html, element, fold, table, together
 from nccl_doctor.report.sections import Checks
 
 MOST_HOSTS = 64
-"""Hosts of a whole map; of more, each finding has a map of the hosts at the ends of its links."""
+"""Hosts of a whole map; of more, the map shows blocks of them, and each finding has a map of the
+hosts at the ends of its links."""
+_MOST_OF_A_FINDING, _MOST_MAPS = 24, 4
+"""Hosts of the map of a finding of such a network, and findings that have one."""
+_WORST = 20
+"""Links of such a network that are listed."""
 _MOST_WRITTEN = 16
 """Hosts of a map with values in its cells."""
 _MOST_LINKS = 200
@@ -52,25 +58,29 @@ def section(report: Report, checks: Checks) -> Html | None:
     views = _views(network)
     first = _first_view(network)
     parts: list[Html] = [element("p", _summary(network))]
+    is_large = len(network.hosts) > MOST_HOSTS
+    if is_large:
+        blocks = in_blocks(network, report.cluster)
+        whole = Map("All hosts", tuple(range(len(blocks.hosts))), _OF_BLOCKS)
+        parts += _drawn(blocks, whole, views, first, _MOST_MAPS)
     for number, each in enumerate(maps_of(network)):
-        if each.title:
-            parts.append(element("h3", each.title))
-        if each.note:
-            parts.append(element("p", each.note))
-        parts.append(_draw(network, each, views, first, number))
+        parts += _drawn(network, each, views, first, number)
     parts.append(_scales())
-    parts += _listed(network)
+    parts += _worst(network) if is_large else _listed(network)
     return element("section", element("h2", "Links between hosts"), *parts, id="links")
 
 
 def maps_of(network: Network) -> list[Map]:
-    """One map of all hosts; or, of many hosts, one for each kind of finding that names links."""
+    """One map of all hosts; or, of many hosts, one for each of the first kinds of findings that
+    name links.
+    """
     if len(network.hosts) <= MOST_HOSTS:
         return [Map("", tuple(range(len(network.hosts))))]
     maps = []
-    for code, pairs in network.by_code().items():
+    for code, pairs in list(network.by_code().items())[:_MOST_MAPS]:
         often = Counter(end for pair in pairs for end in pair)
-        chosen = sorted(sorted(often, key=lambda host: (-often[host], host))[:MOST_HOSTS])
+        worst = sorted(often, key=lambda host: (-often[host], host))[:_MOST_OF_A_FINDING]
+        chosen = sorted(worst)
         inside = sum(pair[0] in chosen and pair[1] in chosen for pair in pairs)
         note = f"{len(pairs)} links of {len(often)} hosts"
         if inside < len(pairs):
@@ -92,7 +102,7 @@ def _summary(network: Network) -> str:
     if network.usual_rate is not None:
         parts.append(f"usual bandwidth of one connection {show_rate(network.usual_rate)}")
     if len(network.hosts) > MOST_HOSTS:
-        parts.append("one map for each kind of finding, with the hosts that it names")
+        parts.append("a map of blocks of hosts, and one for each kind of finding that names links")
     return "; ".join(parts) + "."
 
 
@@ -137,6 +147,21 @@ def _first_view(network: Network) -> str:
     if codes:
         return "l" if codes == {"latency-high"} else "b"
     return "r" if any(link.reach for link in links) or not links else "b"
+
+
+_OF_BLOCKS = (
+    "Each cell is the worst of all links from one block of hosts to another, or inside of one."
+)
+
+
+def _drawn(
+    network: Network, each: Map, views: Sequence[View], first: str, number: int
+) -> list[Html]:
+    """A map below its title."""
+    title = element("h3", each.title) if each.title else None
+    note = element("p", each.note) if each.note else None
+    drawn = _draw(network, each, views, first, number)
+    return [part for part in (title, note, drawn) if part is not None]
 
 
 def _draw(network: Network, each: Map, views: Sequence[View], first: str, number: int) -> Html:
@@ -199,7 +224,7 @@ def _host(network: Network, host: int, scope: str) -> Html:
 
 
 def _cell(network: Network, pair: Pair, views: Sequence[View], written: bool) -> Html:
-    if pair[0] == pair[1]:
+    if pair[0] == pair[1] and pair not in network.links:
         return element("td", class_="self")
     link = network.at(pair)
     classes = [f"{view.letter}{view.step(link)}" for view in views]
@@ -258,20 +283,37 @@ def _listed(network: Network) -> Iterator[Html]:
     if not blamed:
         return
     yield element("h3", "Blamed links")
-    yield table(
+    yield _links(blamed[:_MOST_LINKS])
+    if len(blamed) > _MOST_LINKS:
+        yield element("p", f"and {len(blamed) - _MOST_LINKS} more (all of them in the JSON report)")
+
+
+def _worst(network: Network) -> Iterator[Html]:
+    """Table of the worst links of many hosts, whether anything blames them or not."""
+    worst = worst_links(network, _WORST)
+    if not worst:
+        return
+    yield element("h3", f"The {len(worst)} worst links")
+    yield _links(worst)
+    left = sum(bool(link.blame) for link in network.links.values())
+    left -= sum(bool(link.blame) for link in worst)
+    if left:
+        yield element("p", f"and {left} more that are blamed (all of them in the JSON report)")
+
+
+def _links(links: Sequence[Link]) -> Html:
+    return table(
         ("from", "to", "blamed by", "reachability", "latency", "bandwidth", "lost"),
         (
             (
                 link.start,
                 link.end,
-                ", ".join(link.blame),
+                ", ".join(link.blame) or "–",
                 _reach_text(link) or "not tried",
                 show_latency(link.rtt_us) or "–",
                 show_rate(link.rate) or "–",
                 f"{link.lost} of {link.segments}" if link.segments else "–",
             )
-            for link in blamed[:_MOST_LINKS]
+            for link in links
         ),
     )
-    if len(blamed) > _MOST_LINKS:
-        yield element("p", f"and {len(blamed) - _MOST_LINKS} more (all of them in the JSON report)")

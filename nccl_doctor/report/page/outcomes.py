@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from nccl_doctor.model.cluster import Facts, Outcome
 from nccl_doctor.model.findings import numbered
 from nccl_doctor.model.report import Report
+from nccl_doctor.report.places import MOST_RANGES
 
 T = TypeVar("T")
 
@@ -83,6 +84,12 @@ class Seen:
             for crumb in self.outcome.breadcrumbs
         )
 
+    @property
+    def last_step_s(self) -> float:
+        """Seconds after the beginning of the last breadcrumb; 0 without any."""
+        crumbs = self.outcome.breadcrumbs
+        return number(crumbs[-1].get("at_s")) if crumbs else 0.0
+
     def in_words(self) -> str:
         """Ending in words."""
         words = self.status
@@ -113,7 +120,7 @@ def who(places: list[Seen]) -> str:
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
     """`rank 3`, `ranks 0–2, 5`."""
-    return numbered("rank", ranks)
+    return numbered("rank", ranks, MOST_RANGES)
 
 
 def number(value: Any) -> float:

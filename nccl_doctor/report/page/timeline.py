@@ -16,7 +16,11 @@ from nccl_doctor.model.report import Report
 from nccl_doctor.report.page.markup import Html, element, fold, together
 from nccl_doctor.report.page.outcomes import Seen, Step, number, outcomes_of, who
 
-_MOST_ROWS = 64
+_MOST_ROWS, _MOST_ROWS_OF_MANY = 64, 16
+_MANY = 1024
+"""Participants of a round; with more, fewer of them are drawn, and nobody who waited for another
+well one is named.
+"""
 _MOST_LANES = 60
 _ROWS_OF_ALL = 1500
 _WAITED_S = 0.1
@@ -53,21 +57,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Lane:
-    """Participants of one thing that was done, on one scale of seconds."""
+    """Participants of one thing that was done, on one scale of seconds.
+
+    `rows` are the worst of `count` participants, of whom `bad` failed; `span_s` are the seconds
+    from the left to the right.
+    """
 
     title: str
     rows: tuple[Row, ...]
-    remarks: tuple[str, ...] = ()
-
-    @property
-    def span_s(self) -> float:
-        """Seconds from the left to the right."""
-        return max((p.end_s for row in self.rows for p in row.phases), default=0.0)
-
-    @property
-    def is_bad(self) -> bool:
-        """True if anything went wrong."""
-        return any(row.is_bad for row in self.rows)
+    remarks: tuple[str, ...]
+    count: int
+    bad: int
+    span_s: float
 
 
 def section(report: Report) -> Html | None:
@@ -98,7 +99,7 @@ def section(report: Report) -> Html | None:
     left = _ROWS_OF_ALL
     parts = []
     for lane in lanes[:_MOST_LANES]:
-        rows = _worth_a_row(lane, min(_MOST_ROWS, max(left, 4)))
+        rows = _worst_rows(lane.rows, max(left, 4))
         left -= len(rows)
         parts.append(_draw(lane, rows))
     if len(lanes) > _MOST_LANES:
@@ -114,9 +115,9 @@ def lanes_of(report: Report) -> list[Lane]:
         _round(check, name, seen)
         for check, rounds in outcomes_of(report).items()
         for name, seen in rounds.items()
-        if any(each.group is not None and each.steps for each in seen)
+        if any(each.group is not None and each.outcome.breadcrumbs for each in seen)
     ]
-    return [*_roll_call(report), *sorted(rounds, key=lambda lane: not lane.is_bad)]
+    return [*_roll_call(report), *sorted(rounds, key=lambda lane: not lane.bad)]
 
 
 def _roll_call(report: Report) -> Iterator[Lane]:
@@ -125,7 +126,7 @@ def _roll_call(report: Report) -> Iterator[Lane]:
     if len(every) < 2:
         return
     last = max((number(rank.signed_in_s) for rank in ranks), default=0.0)
-    rows, slowest = [], []
+    rows, slowest, gone_ranks = [], [], []
     for rank in every:
         label = f"rank {rank.rank}" + (f" on {rank.host.name}" if rank.host.name else "")
         at = number(rank.signed_in_s)
@@ -133,6 +134,7 @@ def _roll_call(report: Report) -> Iterator[Lane]:
             patience = max(last, number(report.cluster.join_timeout_s))
             gone = Phase("never signed in", 0.0, patience, "stuck")
             rows.append(Row(label, (gone,), "never signed in", True))
+            gone_ranks.append(label)
             continue
         if at >= last:
             slowest.append(label)
@@ -143,22 +145,36 @@ def _roll_call(report: Report) -> Iterator[Lane]:
     if last - first >= _WAITED_S:
         named = ", ".join(slowest[:3])
         remarks.append(f"The others waited up to {last - first:.1f} s for {named} to sign in.")
-    if gone_ranks := [row.label for row in rows if row.is_bad]:
+    if gone_ranks:
         more = f" and {len(gone_ranks) - 6} more" if len(gone_ranks) > 6 else ""
         remarks.append(f"Never signed in: {', '.join(gone_ranks[:6])}{more}.")
-    yield Lane("Signing in", tuple(rows), tuple(remarks))
+    ends = [row.phases[-1].end_s for row in rows]
+    worst = [rows[at] for at in _worst([row.is_bad for row in rows], ends)]
+    yield Lane("Signing in", tuple(worst), tuple(remarks), len(rows), len(gone_ranks), max(ends))
 
 
 def _round(check: str, name: str, seen: Sequence[Seen]) -> Lane:
+    ends = [max(each.took_s, each.last_step_s) for each in seen]
     rows = tuple(
         Row(each.label, _phases(each), f"{each.in_words()}, {each.took_s:.2f} s", each.is_bad)
-        for each in seen
+        for at in _worst([each.is_bad for each in seen], ends)
+        for each in [seen[at]]
     )
     groups: dict[int | None, list[Seen]] = {}
     for each in seen:
         groups.setdefault(each.group, []).append(each)
     remarks = [words for members in groups.values() for words in waited(members)]
-    return Lane(f"{check}: {name}", rows, tuple(dict.fromkeys(remarks)))
+    bad = sum(each.is_bad for each in seen)
+    return Lane(f"{check}: {name}", rows, tuple(dict.fromkeys(remarks)), len(seen), bad, max(ends))
+
+
+def _worst(bad: Sequence[bool], ends_s: Sequence[float], most: int = _MOST_ROWS) -> list[int]:
+    """Places of those that are drawn, in order: all of a few; of many those that went wrong, then
+    those that took the longest.
+    """
+    most = min(most, _MOST_ROWS if len(bad) <= _MANY else _MOST_ROWS_OF_MANY)
+    worst = sorted(range(len(bad)), key=lambda at: (not bad[at], -ends_s[at]))
+    return sorted(worst[:most])
 
 
 def _phases(seen: Seen) -> tuple[Phase, ...]:
@@ -188,7 +204,10 @@ def _is_joint(step: Step) -> bool:
 
 def waited(members: Sequence[Seen]) -> Iterator[str]:
     """Sentences about which ranks of one group waited for which; none if that is not known."""
-    if len(members) < 2 or any(len(each.steps) >= MAX_BREADCRUMBS for each in members):
+    crumbs = [len(each.outcome.breadcrumbs) for each in members]
+    if len(members) < 2 or max(crumbs) >= MAX_BREADCRUMBS:
+        return
+    if len(members) > _MANY and all(each.is_good for each in members):
         return
     inside = [_inside(each) for each in members]
     stuck = [i for i, each in enumerate(members) if each.status == "hung" and inside[i]]
@@ -249,17 +268,9 @@ def _say(key: Key) -> str:
     return f"{name}{number_of}" + (f" of group {group}" if group else "")
 
 
-def _worth_a_row(lane: Lane, most: int) -> list[Row]:
-    """All of them; or those that went wrong, then those that took the longest."""
-    if len(lane.rows) <= most:
-        return list(lane.rows)
-
-    def badness(i: int) -> tuple[bool, float]:
-        row = lane.rows[i]
-        return not row.is_bad, -max((phase.end_s for phase in row.phases), default=0.0)
-
-    worst = sorted(range(len(lane.rows)), key=badness)
-    return [lane.rows[i] for i in sorted(worst[:most])]
+def _worst_rows(rows: Sequence[Row], most: int) -> list[Row]:
+    ends_s = [max((phase.end_s for phase in row.phases), default=0.0) for row in rows]
+    return [rows[at] for at in _worst([row.is_bad for row in rows], ends_s, most)]
 
 
 def _draw(lane: Lane, rows: Sequence[Row]) -> Html:
@@ -274,14 +285,13 @@ def _draw(lane: Lane, rows: Sequence[Row]) -> Html:
         )
         for row in rows
     ]
-    more = len(lane.rows) - len(rows)
+    more = lane.count - len(rows)
     if more:
         lines.append(element("p", f"and {more} more, not worse than these"))
-    bad = sum(row.is_bad for row in lane.rows)
-    title = f"{lane.title}: {len(lane.rows)} participants, {span:.2f} s"
-    title += f", {bad} failed" if bad else ""
+    title = f"{lane.title}: {lane.count} participants, {span:.2f} s"
+    title += f", {lane.bad} failed" if lane.bad else ""
     remarks = [element("p", words, class_="remark") for words in lane.remarks]
-    return fold(title, *remarks, *lines, is_open=lane.is_bad, class_="lane")
+    return fold(title, *remarks, *lines, is_open=bool(lane.bad), class_="lane")
 
 
 def _bar(row: Row, span: float) -> Html:
