@@ -9,7 +9,8 @@ all keys of a table are names of hosts, none is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -48,6 +49,8 @@ _CONTROLLER = re.compile(r"WORKING_CLUSTER$")
 _WITH_PORT = re.compile(r"([^:\s]+)(:\d+)")
 _UNLIKE_A_WORD = re.compile(r"[\d.:-]")
 _ENDING = re.compile(rf"[^\s=]+\.(?:{'|'.join(sorted(ENDINGS))})")
+_PLAIN = frozenset({int, float, bool, type(None)})
+"""Types of values that name nobody."""
 _OWN_PARTS = ("run", "findings", "root_causes", "checks", "hosts", "ranks")
 
 
@@ -74,22 +77,33 @@ def redact(report: Report, key: bytes) -> tuple[Report, Book]:
 def known_of(report: Report, book: Book) -> Text:
     """Text replacer for any text that belongs to a report, such as a log of the same run."""
     text = Text(book)
-    for key, value in dict.fromkeys(_strings("", report.to_json())):  # ranks say much the same
-        _learn(text, key, value)
+    found: dict[str, dict[str, None]] = defaultdict(dict)
+    _gather("", report.to_json(), found)
+    for key, values in found.items():
+        for value in values:
+            _learn(text, key, value)
     return text
 
 
-def _strings(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Every text, with the key that it stands behind; keys of tables are texts too."""
+def _gather(key: str, value: Any, found: dict[str, dict[str, None]]) -> None:
+    """Add every text to those of the key that it stands behind, once: ranks say much the same. Keys
+    of tables are texts too.
+    """
     if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield "", str(name)
-            yield from _strings(_behind(key, str(name)), item)
+        found[key][value] = None
     elif isinstance(value, (list, tuple, set, frozenset)):
         for item in value:
-            yield from _strings(key, item)
+            if type(item) not in _PLAIN:
+                _gather(key, item, found)
+    elif isinstance(value, Mapping):
+        names = found[""]
+        for name, item in value.items():
+            name = str(name)
+            names[name] = None
+            if type(item) is str:
+                found[_behind(key, name)][item] = None
+            elif type(item) not in _PLAIN:
+                _gather(_behind(key, name), item, found)
 
 
 def _behind(key: str, name: str) -> str:
@@ -128,6 +142,7 @@ class _Writer:
     def __init__(self, text: Text) -> None:
         self._text = text
         self._string = lru_cache(maxsize=65536)(self._made_string)
+        self._keys = lru_cache(maxsize=65536)(self._made_keys)
 
     def report(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """The whole report; keys that a newer version adds are rewritten as free text."""
@@ -138,23 +153,39 @@ class _Writer:
 
     def _any(self, key: str, value: Any, *, own: bool = False) -> Any:
         """`own`: a table of the report's own, whose keys are part of its format."""
+        if type(value) in _PLAIN:
+            return value
         if isinstance(value, str):
             return self._string(key, value)
-        if isinstance(value, Mapping):
-            return self._table(key, value, own=own)
         if isinstance(value, (list, tuple)):
             return [self._any(key, item, own=own) for item in value]
+        if isinstance(value, Mapping):
+            if own or key == "merged":
+                return self._table(key, value, own=own)
+            keys = self._keys(key, tuple(value))
+            return {
+                name: item if type(item) in _PLAIN else self._any(behind, item)
+                for (name, behind), item in zip(keys, value.values(), strict=True)
+            }
         if isinstance(value, (set, frozenset)):
             return sorted((self._any(key, item) for item in value), key=str)
-        if value is None or isinstance(value, (int, float)):
+        if isinstance(value, (int, float)):
             return value
         return self._string(key, str(value))
 
-    def _table(self, key: str, table: Mapping[str, Any], *, own: bool) -> dict[str, Any]:
-        knows = self._text.names.knows_host
+    def _made_keys(self, key: str, table: Sequence[Any]) -> list[tuple[str, str]]:
+        """Each key of a table in its new form, and the key behind which its value stands."""
         names = [str(name) for name in table]
+        hosts = self._hosts_among(names)
+        return [(self._key(name, name in hosts), _behind(key, name)) for name in names]
+
+    def _hosts_among(self, names: Sequence[str]) -> set[str]:
+        knows = self._text.names.knows_host
         sure = {name for name in names if knows(name) and name.lower() not in COMMON}
-        hosts = set(names) if sure and all(map(knows, names)) else sure
+        return set(names) if sure and all(map(knows, names)) else sure
+
+    def _table(self, key: str, table: Mapping[str, Any], *, own: bool) -> dict[str, Any]:
+        hosts = self._hosts_among([str(name) for name in table])
         made = {}
         for name, item in table.items():
             name = str(name)
