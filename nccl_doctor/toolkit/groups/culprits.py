@@ -32,6 +32,7 @@ from nccl_doctor.toolkit.groups.kinds import (
     HANG,
     INIT_FAILED,
     INIT_HANG,
+    KILLED,
     NOT_STARTED,
     ONCE,
     WRONG,
@@ -134,7 +135,8 @@ def _culprits(attempt: Attempt) -> Iterator[Finding]:
     for member in attempt.dead:
         how = member.outcome.signal or f"exit code {member.outcome.exit_code}"
         words = f"died by {how} in {step_of(member.outcome)} of group {attempt.name}"
-        yield Finding(CRASHED, words, member.where, what_they_did(attempt))
+        kind = KILLED if member.outcome.signal == "SIGKILL" else CRASHED
+        yield Finding(kind, words, member.where, what_they_did(attempt))
     astray = [member for member in attempt.members if member.rank.seat in attempt.astray]
     if astray:
         made = {**what_they_did(attempt), "made": what_was_made(attempt.members)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nccl_doctor.model.findings import Kind, Layer
 
 _LONG_WAIT = "the job would wait in its first collective until the time-out of the process group"
@@ -71,8 +73,9 @@ CRASHED = Kind(
     "every other rank of the group gets a connection error or waits",
     "SIGKILL: look for the out-of-memory killer in the kernel log (dmesg | grep -i oom); "
     "other signals: see the stack in the evidence",
-    of_one=True,
 )
+KILLED = replace(CRASHED, of_one=True)
+"""The same of a rank that ended by a signal of somebody else; it died of no setting."""
 DEVICE_ID_HANG = Kind(
     "device-id-multi-group-hang",
     Layer.GROUP,
