@@ -50,13 +50,16 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Host,
     Kind,
     Layer,
     Level,
+    On,
     Round,
     Severity,
     Skip,
+    Step,
     Where,
     likely_address,
     spans_machines,
@@ -72,7 +75,13 @@ AGENT_NAME_MISLEADS = Kind(
     title="The name of torchrun's first agent does not lead to it",
     why="Its name becomes MASTER_ADDR of all ranks: where it leads elsewhere, or nowhere, they do "
     "not find rank 0.",
-    fix="torchrun --local-addr=ADDRESS on every host, with an address of that host",
+    fix=Fix(
+        Step(
+            "# --local-addr ADDRESS",
+            On.EVERY,
+            note="in the line of torchrun, with an address of that host",
+        )
+    ),
     later=True,
 )
 LATER_MISLEADS = AGENT_NAME_MISLEADS.variant(

@@ -45,12 +45,15 @@ from nccl_doctor.api import (
     Context,
     Figure,
     Finding,
+    Fix,
     Kind,
     Layer,
     Rank,
     Severity,
     Skip,
     Where,
+    fill,
+    look,
 )
 from nccl_doctor.toolkit.host import text_of
 from nccl_doctor.toolkit.net.interfaces import interfaces_above
@@ -62,7 +65,10 @@ MEMBER_DOWN = Kind(
     Layer.ROUTE,
     "A member of a bond is down",
     _LESS,
-    "ip link show <member>; ethtool <member>; check the cable, the transceiver and the switch port",
+    Fix(
+        look("ethtool NIC", "check the cable, the transceiver and the switch port"),
+        look("cat /proc/net/bonding/NAME"),
+    ),
     Severity.WARN,
 )
 SPLIT = Kind(
@@ -71,7 +77,15 @@ SPLIT = Kind(
     "The members of a bond are not in one LACP aggregate",
     "Only one aggregate sends, the other members are idle: the switch does not answer with LACP on "
     "all ports, or these belong to different groups.",
-    "put the switch ports of all members into one LACP group (MLAG on two switches)",
+    Fix(
+        look("cat /proc/net/bonding/NAME", "the aggregate of each member"),
+        alternatives=[
+            Fix(
+                text="put the switch ports of all members into one LACP group (MLAG on two "
+                "switches)"
+            )
+        ],
+    ),
     Severity.WARN,
 )
 SPEEDS_DIFFER = Kind(
@@ -80,8 +94,10 @@ SPEEDS_DIFFER = Kind(
     "The members of a bond have different speeds",
     "Connections that are sent through the slow member take several times as long; with LACP the "
     "slow members are idle.",
-    "ethtool <member>: the same negotiated speed on all members; check the cable and the switch "
-    "port of the slow one",
+    Fix(
+        look("ethtool NIC | grep -i speed", "check the cable and the switch port of the slow one"),
+        look("cat /proc/net/bonding/NAME"),
+    ),
     Severity.WARN,
 )
 
@@ -202,7 +218,7 @@ def _of_bond(
             f"{name} ({bond['mode']}): {said}",
             Where(hosts=(rank.host.label,), interfaces=tuple(sorted(bad))),
             {"members": list(members), "transmit hash policy": bond["hash"]},
-            fix=f"{kind.fix.replace('<member>', bad[0])}; cat /proc/net/bonding/{name}",
+            fix=fill(kind.fix, NIC=bad[0], NAME=name),
             severity=None if counts and not weak else Severity.INFO,
             confidence=Confidence.LIKELY,
         )

@@ -46,6 +46,7 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Host,
     Kind,
     Layer,
@@ -53,6 +54,7 @@ from nccl_doctor.api import (
     Skip,
     Untested,
     Where,
+    look,
 )
 from nccl_doctor.toolkit.gpu.dcgm import (
     UNWATCHED,
@@ -70,7 +72,10 @@ from nccl_doctor.toolkit.shared_kinds import GPU_UNHEALTHY, PCIE_ERRORS
 
 _RESERVE_S = 5.0
 _LIMIT_S = 10.0
-_FIX = "dcgmi health -c shows it now; while no job uses the GPUs: dcgmi diag -r 2"
+_FIX = Fix(
+    look("dcgmi health -c", "as it is now"),
+    look("dcgmi diag -r 2", "while no job uses the GPUs"),
+)
 
 
 class DcgmFacts(TypedDict):

@@ -52,12 +52,14 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Layer,
     Round,
     Severity,
     Skip,
     Untested,
     Where,
+    look,
 )
 from nccl_doctor.toolkit.gpu.dcgm import (
     DiagResult,
@@ -158,7 +160,7 @@ def _finding(host: str, level: int, one: DiagResult) -> Finding:
         GPU_UNHEALTHY if broken else DCGM_UNHEALTHY,
         f"{text}: {one['words']}" if one["words"] else text,
         Where(hosts=(host,), devices=(one["entity"],) if one["entity"] else ()),
-        fix=f"dcgmi diag -r {level} on the host repeats the test, while no program uses the GPUs",
+        fix=Fix(look(f"dcgmi diag -r {level}", "while no program uses the GPUs: repeats the test")),
         severity=Severity.FAIL if broken else Severity.WARN,
         confidence=Confidence.LIKELY,
         drains=False,  # a limit, another program or a setting may have failed it

@@ -41,11 +41,13 @@ from nccl_doctor.api import (
     Context,
     Evidence,
     Finding,
+    Fix,
     Kind,
     Layer,
     Scope,
     Severity,
     Skip,
+    Step,
 )
 
 NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -64,7 +66,9 @@ NEEDS_MPI4PY = Kind(
     Layer.LAUNCH,
     "DeepSpeed needs mpi4py, which is not installed",
     "If a launch variable is missing, DeepSpeed asks MPI for it; without mpi4py it ends at once.",
-    "start with torchrun or deepspeed, or pip install mpi4py",
+    Fix(
+        Step("pip install mpi4py", persists=True), alternatives=["start with torchrun or deepspeed"]
+    ),
     Severity.INFO,
 )
 

@@ -37,7 +37,19 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nccl_doctor.api import Check, Cluster, Context, Finding, Kind, Layer, Severity, Skip, Where
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Context,
+    Finding,
+    Fix,
+    Kind,
+    Layer,
+    Severity,
+    Skip,
+    Step,
+    Where,
+)
 from nccl_doctor.toolkit.gpu.devices import host_gpus
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.variables.values import as_strtoll
@@ -48,7 +60,10 @@ MISSING = Kind(
     Layer.SPEED,  # it explains no slow link: what it saves is latency
     "GDRCopy is asked for, and its driver is not there",
     "NCCL silently goes on without GDRCopy: the setting has no effect.",
-    "on the host: install gdrdrv-dkms and modprobe gdrdrv; or unset NCCL_GDRCOPY_ENABLE",
+    Fix(
+        Step("modprobe gdrdrv", note="on the host itself; install gdrdrv-dkms before"),
+        alternatives=[Fix(Step("unset NCCL_GDRCOPY_ENABLE"))],
+    ),
     Severity.WARN,
 )
 UNUSABLE = MISSING.variant(

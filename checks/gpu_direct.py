@@ -49,14 +49,18 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Host,
     Kind,
     Layer,
     OutcomeStatus,
     Severity,
     Skip,
+    Step,
     Untested,
     Where,
+    export,
+    look,
     odd_ones_out,
 )
 from nccl_doctor.toolkit.fabric.direct import (
@@ -80,13 +84,19 @@ MISSING = Kind(
     "on the host: modprobe nvidia_peermem, or install the open kernel modules of NVIDIA",
     Severity.WARN,
 )
+_TO_SEE = (
+    Fix(
+        export(NCCL_P2P_DISABLE="1", NCCL_NET_GDR_LEVEL="LOC"),
+        text="to see whether it matters: export NCCL_P2P_DISABLE=1 for GPUs, "
+        "NCCL_NET_GDR_LEVEL=LOC for NICs",
+    ),
+)
 IOMMU = Kind(
     "iommu-translates",
     Layer.DEVICE,
     "The IOMMU translates traffic between GPUs and NICs",
     "The traffic goes through the root complex: it is slow, and on some platforms never arrives.",
-    "boot with iommu=pt, or turn the IOMMU off in the BIOS; to see whether it matters: export "
-    "NCCL_P2P_DISABLE=1 for GPUs, NCCL_NET_GDR_LEVEL=LOC for NICs",
+    Fix(text="boot with iommu=pt, or turn the IOMMU off in the BIOS", alternatives=_TO_SEE),
     Severity.WARN,
 )
 ACS = Kind(
@@ -94,8 +104,10 @@ ACS = Kind(
     Layer.DEVICE,
     "PCIe bridges above GPUs or NICs have ACS on",
     "Traffic from one device to another goes up to the root complex: it is slow, or never arrives.",
-    "turn ACS off in the BIOS, or as root on each bridge: setpci -s <bridge> ECAP_ACS+6.w=0000; to "
-    "see whether it matters: export NCCL_P2P_DISABLE=1 for GPUs, NCCL_NET_GDR_LEVEL=LOC for NICs",
+    Fix(
+        Step("# setpci -s ADDRESS ECAP_ACS+6.w=0000", note="as root, for each bridge"),
+        alternatives=[Fix(text="turn ACS off in the BIOS"), *_TO_SEE],
+    ),
     Severity.WARN,
 )
 UNREAD = Kind(
@@ -104,7 +116,7 @@ UNREAD = Kind(
     "ACS of PCIe bridges could not be read",
     "With ACS, traffic from one device to another may be slow or never arrive; this run could "
     "not check that.",
-    "as root on the host: lspci -vvv | grep -i acsctl (a + after ReqRedir or CmpltRedir is ACS on)",
+    Fix(look("lspci -vvv | grep -i acsctl", "as root: + after ReqRedir or CmpltRedir is ACS on")),
     Severity.INFO,
 )
 

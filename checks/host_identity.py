@@ -39,10 +39,12 @@ from nccl_doctor.api import (
     Cluster,
     Context,
     Finding,
+    Fix,
     Host,
     Kind,
     Layer,
     Severity,
+    Step,
     Where,
     number_range,
 )
@@ -55,7 +57,10 @@ HOSTNAME = Kind(
     "Different hosts have the same name",
     "torchrun and gloo publish addresses by host name, NCCL tells hosts apart by name and boot "
     "id: ranks may connect to the wrong host.",
-    "Give every host its own name: `hostnamectl set-hostname NAME`, or `--hostname` in containers.",
+    Fix(
+        Step("# hostnamectl set-hostname NAME", note="each host needs its own", persists=True),
+        alternatives=["in containers: --hostname"],
+    ),
     Severity.WARN,
 )
 MACHINE_ID = Kind(
@@ -63,7 +68,13 @@ MACHINE_ID = Kind(
     Layer.HOST,
     "Different hosts have the same machine id",
     "Cloned images cause this: DHCP may give both the same address, and logs mix them up.",
-    "`rm /etc/machine-id && systemd-machine-id-setup` on the clones, then reboot.",
+    Fix(
+        Step(
+            "rm /etc/machine-id && systemd-machine-id-setup",
+            note="on the clones; then reboot",
+            persists=True,
+        )
+    ),
     Severity.WARN,
 )
 IN_IMAGE = MACHINE_ID.variant(

@@ -46,12 +46,15 @@ from nccl_doctor.api import (
     Cluster,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
+    On,
     Rank,
     Scope,
     Severity,
     Skip,
+    Step,
     Where,
     place_of,
 )
@@ -59,7 +62,7 @@ from nccl_doctor.toolkit.fabric.down import ports_down, seen_by_rdma
 from nccl_doctor.toolkit.fabric.hca import HCA, HcaList, rdma_settings
 from nccl_doctor.toolkit.fabric.ports import rdma_ports, speaks_verbs
 
-_LIST = "ibv_devices shows the names; export NCCL_IB_HCA==<device>:<port>,… or unset NCCL_IB_HCA"
+_LIST = "ibv_devices shows the names; export NCCL_IB_HCA==DEVICE:NUMBER or unset NCCL_IB_HCA"
 
 UNMATCHED = Kind(
     "ib-hca-unmatched",
@@ -86,7 +89,7 @@ OVERMATCH = Kind(
     Layer.ENV,
     "NCCL_IB_HCA also matches devices that it does not name",
     "Without `=` every name is a prefix: NCCL uses, or excludes, more devices than intended.",
-    "whole names: export NCCL_IB_HCA==<device>:<port>,…",
+    Fix(Step("# export NCCL_IB_HCA==DEVICE:NUMBER", On.EVERY, note="whole names")),
     Severity.WARN,
 )
 

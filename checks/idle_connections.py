@@ -47,10 +47,12 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
     Severity,
     Skip,
+    Step,
     Where,
     likely_address,
 )
@@ -67,7 +69,7 @@ IDLE_FORGOTTEN = Kind(
     title="A firewall forgets idle connections",
     why="A job that pauses longer than that loses its connections and hangs in the next "
     "collective until a time-out.",
-    fix="sysctl -w net.netfilter.nf_conntrack_tcp_timeout_established=432000",
+    fix=Fix(Step("sysctl -w net.netfilter.nf_conntrack_tcp_timeout_established=432000")),
     severity=Severity.WARN,
 )
 

@@ -47,10 +47,13 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Layer,
     Round,
     Skip,
+    Step,
     Where,
+    fill,
     host_labels,
 )
 from nccl_doctor.toolkit.hosts import link_names
@@ -73,7 +76,7 @@ LEFT_OVER = path_kind(
     "The file of init_method is left over from an earlier run",
     "torch reads the addresses of that run from it: ranks connect to ports that nobody has, or "
     "wait.",
-    "rm <file>",
+    Fix(Step("# rm FILE", persists=True)),
 )
 NOT_SHARED = path_kind(
     "init-file-not-shared",
@@ -176,7 +179,7 @@ def _left_over(path: str, well: Hosts, labels: Labels, world: int | None) -> Ite
         message,
         Where(hosts=tuple(sorted(labels[seat] for seat in there))),
         {"owner": one["owner"]},
-        fix=f"rm {path}" if one["regular"] else "give another file",
+        fix=fill(LEFT_OVER.fix, FILE=path) if one["regular"] else "give another file",
     )
 
 

@@ -62,7 +62,7 @@ IPC_NAMESPACE_SPLIT = Kind(
     title="Ranks of one host cannot share memory",
     why="NCCL connects ranks of one host through shared memory and handles that other containers "
     "cannot open.",
-    fix="docker run --ipc=host --pid=host, or export NCCL_HOSTID=<a name per container>",
+    fix="docker run --ipc=host --pid=host, or export NCCL_HOSTID with a name per container",
 )
 
 _PARTS = ("ipc", "pid", "shm")

@@ -59,13 +59,14 @@ from nccl_doctor.toolkit.host import TIME_WAIT, tcp_sockets
 from nccl_doctor.toolkit.net.ports import reserve_port, reserved_ports
 from nccl_doctor.toolkit.net.tcp_counters import read_tcp_counters
 
+_LONGEST = "sysctl -w net.core.somaxconn=65535"
 LISTEN_BACKLOG_LOW = Kind(
     code="listen-backlog-low",
     layer=Layer.PORT,
     title="The queue of new connections is shorter than the number of ranks",
     why="All ranks connect to rank 0 at once; those that find the queue full wait for seconds or "
     "are reset.",
-    fix="sysctl -w net.core.somaxconn=65535",
+    fix=Fix(Step(_LONGEST)),
     severity=Severity.WARN,
 )
 PORTS_EXHAUSTED = Kind(
@@ -162,7 +163,7 @@ def _backlog(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterator
         f"net.core.somaxconn={longest} for {world} ranks{resets}",
         Where(hosts=(rank.host.label,)),
         {"somaxconn": longest, "abort_on_overflow": facts["abort_on_overflow"]},
-        fix=Fix(Step(LISTEN_BACKLOG_LOW.fix, undo=f"sysctl -w net.core.somaxconn={longest}")),
+        fix=Fix(Step(_LONGEST, undo=f"sysctl -w net.core.somaxconn={longest}")),
         confidence=Confidence.LIKELY,
     )
 

@@ -32,7 +32,7 @@ uname(2); Kernel documentation, admin-guide/mm/transhuge and admin-guide/sysctl/
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,16 @@ from nccl_doctor.api import (
     Context,
     Figure,
     Finding,
+    Fix,
     Kind,
     Layer,
+    On,
     Severity,
     Skip,
+    Step,
     Where,
     odd_ones_out,
+    word,
 )
 from nccl_doctor.toolkit.hosts import sides_in_words
 
@@ -68,9 +72,8 @@ _FILES = {
 }
 _FIXES = {
     "kernel": "boot the same kernel on every host",
-    "transparent huge pages": "on {where}: echo {value} > "
-    "/sys/kernel/mm/transparent_hugepage/enabled",
-    "NUMA balancing": "on {where}: sysctl -w kernel.numa_balancing={value}",
+    "transparent huge pages": "echo {} > /sys/kernel/mm/transparent_hugepage/enabled",
+    "NUMA balancing": "sysctl -w kernel.numa_balancing={}",
 }
 _CHOSEN = re.compile(r"\[(\w+)\]")
 
@@ -107,14 +110,25 @@ class KernelSettings(Check):
             sides: dict[str, list[str]] = {}
             for host, value in values.items():
                 sides.setdefault(value, []).append(host)
-            where = "every host" if odd.tie else "these hosts"
             yield Finding(
                 DIFFERS,
                 f"{name}: {sides_in_words(sides)}",
                 Where(hosts=tuple(sorted(odd.places))),
                 {name: sides},
-                fix=_FIXES[name].format(value=odd.usual or "<the same value>", where=where),
+                fix=_fix(name, odd.usual, {*values.values()}),
             )
+
+
+def _fix(name: str, usual: str | None, values: Collection[str]) -> str:
+    """The command that sets the usual value; a comment where there is none."""
+    command = _FIXES[name]
+    if "{}" not in command:
+        return command
+    if usual is None:
+        note = f"one of {', '.join(sorted(values))}, the same on every host"
+        return Fix(Step(f"# {command.format('NAME')}", On.EVERY, note=note))
+    (old, *more) = sorted({*values} - {usual})
+    return Fix(Step(command.format(word(usual)), undo="" if more else command.format(word(old))))
 
 
 def _value(path: Path) -> str:

@@ -49,12 +49,14 @@ from nccl_doctor.api import (
     Context,
     Evidence,
     Finding,
+    Fix,
     Kind,
     Layer,
     Rank,
     Scope,
     Severity,
     Skip,
+    Step,
     Untested,
     number_range,
     odd_ones_out,
@@ -94,7 +96,10 @@ REPLACED = Kind(
     "A CUDA library other than the one that came with torch is loaded",
     "It may lack functions that torch was built against, or give other results than on other "
     "ranks.",
-    "unset LD_PRELOAD, and take the folder of the other library out of LD_LIBRARY_PATH",
+    Fix(
+        Step("unset LD_PRELOAD"),
+        alternatives=["take the folder of the other library out of LD_LIBRARY_PATH"],
+    ),
     Severity.WARN,
 )
 TWICE = Kind(

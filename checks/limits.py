@@ -79,7 +79,7 @@ OPEN_FILES = Kind(
     layer=Layer.HOST,
     title="The limit on open files is too low for this many ranks",
     why="Every rank that connects takes one open file: beyond the limit, `Too many open files`.",
-    fix="ulimit -n 65536",
+    fix=Fix(Step("ulimit -n 65536")),
     severity=Severity.WARN,
 )
 MEMLOCK = Kind(
@@ -88,8 +88,14 @@ MEMLOCK = Kind(
     title="The limit on locked memory is too low for RDMA",
     why="RDMA locks its buffers in memory: `ibv_reg_mr` or `ibv_create_cq` fails with `Cannot "
     "allocate memory`.",
-    fix="ulimit -l unlimited; docker run --ulimit memlock=-1 (or --cap-add=IPC_LOCK); systemd: "
-    "LimitMEMLOCK=infinity; for logins `* - memlock unlimited` in /etc/security/limits.conf",
+    fix=Fix(
+        Step("ulimit -l unlimited"),
+        alternatives=[
+            "docker run --ulimit memlock=-1 (or --cap-add=IPC_LOCK)",
+            "systemd: LimitMEMLOCK=infinity",
+            "for logins: `* - memlock unlimited` in /etc/security/limits.conf",
+        ],
+    ),
     severity=Severity.WARN,
 )
 PROCESSES = Kind(
@@ -98,7 +104,10 @@ PROCESSES = Kind(
     title="The limit on processes and threads is too low",
     why="A thread or a DataLoader worker that cannot be started ends its rank with `Resource "
     "temporarily unavailable`.",
-    fix="ulimit -u unlimited; docker run --pids-limit=-1; systemd: TasksMax=infinity",
+    fix=Fix(
+        Step("ulimit -u unlimited"),
+        alternatives=["docker run --pids-limit=-1", "systemd: TasksMax=infinity"],
+    ),
     severity=Severity.WARN,
 )
 ADDRESSES = Kind(
@@ -107,7 +116,10 @@ ADDRESSES = Kind(
     title="The limit on the address space is too low for CUDA",
     why="CUDA reserves addresses for all memory of the host and its GPUs: it fails with `out of "
     "memory` although both are empty.",
-    fix="ulimit -v unlimited; in a batch system, request memory by another option than h_vmem",
+    fix=Fix(
+        Step("ulimit -v unlimited"),
+        alternatives=["in a batch system: request memory by another option than h_vmem"],
+    ),
     severity=Severity.WARN,
 )
 
@@ -117,8 +129,13 @@ STACK = Kind(
     title="New threads have a smaller stack than NCCL may need",
     why="The search of the topology may overflow the stack of its thread: the rank dies of SIGSEGV "
     "when a communicator is made. NCCL 2.28 and newer make their stacks large enough.",
-    fix="ulimit -s 8192 before the launch (unlimited makes the stacks of threads smaller: 2 MiB), "
-    "or install NCCL 2.28.3 or newer",
+    fix=Fix(
+        Step(
+            "ulimit -s 8192",
+            note="before the launch; unlimited makes the stacks of threads smaller: 2 MiB",
+        ),
+        alternatives=["install NCCL 2.28.3 or newer"],
+    ),
     severity=Severity.INFO,
     later=True,
 )

@@ -47,12 +47,14 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Host,
     Kind,
     Layer,
     Severity,
     Skip,
     Where,
+    look,
 )
 
 FLAPPED = Kind(
@@ -60,8 +62,10 @@ FLAPPED = Kind(
     Layer.ROUTE,
     "A link has gone down much more often than those of the other hosts",
     "A link that goes down now and then ends a job after hours, with error 12 or a time-out.",
-    "dmesg -T, and the log of the switch, show when; clean or replace cable and transceiver, then "
-    "try another switch port",
+    Fix(
+        look("dmesg -T | grep -i link", "shows when; so does the log of the switch"),
+        alternatives=["clean or replace cable and transceiver, then try another switch port"],
+    ),
     Severity.INFO,
     later=True,
 )

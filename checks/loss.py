@@ -49,6 +49,7 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     HostLink,
     Kind,
     Layer,
@@ -57,7 +58,9 @@ from nccl_doctor.api import (
     Skip,
     Turn,
     Where,
+    fill_each,
     host_labels,
+    look,
 )
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.nccl.survey import other_answers
@@ -83,8 +86,12 @@ LINK_LOSSY = Kind(
     Layer.PORT,
     "TCP segments are lost on a link",
     "TCP waits 0.2 s and more for each of them, so collectives crawl, or hang until a time-out",
-    "ethtool -S <nic> and ip -s link show <nic> on both hosts, and the counters of the switch "
-    "ports: replace the cable or transceiver where errors grow; nstat -az TcpRetransSegs",
+    Fix(
+        look("ethtool -S NIC | grep -i -e err -e drop -e crc"),
+        look("ip -s link show NIC", "replace the cable or transceiver where errors grow"),
+        look("nstat -az TcpRetransSegs"),
+        alternatives=[Fix(text="look at the counters of the switch ports")],
+    ),
     Severity.WARN,
     delays=True,
 )
@@ -189,7 +196,8 @@ def _finding(
     ends = sorted(labels[end] for end in cause.ends)
     nics = tuple(sorted({nic for end in cause.ends for nic in losses.interfaces.get(end, ())}))
     held = [each for each in shaped_at(cluster, cause.ends) if each[1] in nics or not nics]
-    fix = LINK_LOSSY.fix.replace("<nic>", "/".join(nics) or "NIC")
+    names = [(labels[end], nic) for end in cause.ends for nic in losses.interfaces.get(end, ())]
+    fix = fill_each(LINK_LOSSY.fix, ((host, {"NIC": nic}) for host, nic in sorted(names)))
     return Finding(
         LINK_LOSSY.variant(title=_ALL_ROADS) if cause.is_host else LINK_LOSSY,
         f"{words} with almost no traffic, in {tries}{in_words(held)}",

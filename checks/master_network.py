@@ -50,11 +50,14 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Host,
     Kind,
     Layer,
+    On,
     Severity,
     Skip,
+    Step,
     Where,
     master_host,
     spans_machines,
@@ -77,7 +80,13 @@ NOT_SHARED = Kind(
     Layer.NAME,
     "MASTER_ADDR is in a network that the other hosts do not share",
     "The other hosts connect to themselves or get no answer; rank 0 waits until its time-out.",
-    "export MASTER_ADDR=ADDRESS of rank 0's host on the network that the hosts share",
+    Fix(
+        Step(
+            "# export MASTER_ADDR=ADDRESS",
+            On.EVERY,
+            note="of rank 0's host, on the network that the hosts share",
+        )
+    ),
 )
 
 

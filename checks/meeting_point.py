@@ -29,7 +29,7 @@ initialization).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nccl_doctor.api import (
@@ -38,12 +38,15 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Host,
     Kind,
     Layer,
+    Rank,
     Where,
     master_host,
 )
+from nccl_doctor.toolkit.relaunch import start_with
 
 MASTER_PORT = Kind(
     "master-port-differs",
@@ -94,11 +97,14 @@ class MeetingPoint(Check):
             f"{said}, {known}",
             Where(hosts=tuple(sorted(host.label for host in wrong))),
             {"values": {hosts[i].label: port for i, port in ports.items()}},
-            fix=f"export MASTER_PORT={right} there (torchrun: --master-port={right})"
-            if right
-            else "",
+            fix=Fix(*start_with(_firsts(cluster, wrong), "master_port", right)) if right else "",
             confidence=Confidence.POSSIBLE if right is None else Confidence.CERTAIN,
         )
+
+
+def _firsts(cluster: Cluster, hosts: Iterable[Host]) -> list[Rank]:
+    """A rank of each host."""
+    return [rank for host in hosts if (rank := cluster.first_on(host)) is not None]
 
 
 def _ports(cluster: Cluster) -> Iterator[tuple[int, int]]:

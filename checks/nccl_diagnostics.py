@@ -47,6 +47,7 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
     Level,
@@ -56,6 +57,7 @@ from nccl_doctor.api import (
     Severity,
     Skip,
     Untested,
+    look,
     place_of,
 )
 from nccl_doctor.toolkit.groups.attempts import attempt_deadline
@@ -70,7 +72,11 @@ FAILED = Kind(
     Layer.COLLECTIVE,
     "NCCL's own diagnostics report a broken path between GPUs",
     "NCCL would copy data between these GPUs directly, and its test of that path failed.",
-    "look at what NCCL names: nvidia-smi nvlink -e, nvidia-smi topo -p2p r, the kernel log",
+    Fix(
+        look("nvidia-smi nvlink -e"),
+        look("nvidia-smi topo -p2p r"),
+        look("dmesg | tail", "the kernel log"),
+    ),
     Severity.WARN,
 )
 _VARIABLE = "NCCL_RUN_DIAGNOSTICS"

@@ -45,6 +45,7 @@ from nccl_doctor.api import (
     Evidence,
     Figure,
     Finding,
+    Fix,
     Kind,
     Layer,
     Rank,
@@ -52,6 +53,7 @@ from nccl_doctor.api import (
     Setup,
     Severity,
     Skip,
+    Step,
     Untested,
     odd_ones_out,
 )
@@ -75,7 +77,10 @@ REPLACED = Kind(
     "An NCCL other than the one that came with torch is loaded",
     "Different NCCL versions on different ranks refuse each other or hang; an older one may lack "
     "functions that torch was built against.",
-    "unset LD_PRELOAD, and take the folder of the other libnccl out of LD_LIBRARY_PATH",
+    Fix(
+        Step("unset LD_PRELOAD"),
+        alternatives=["take the folder of the other libnccl out of LD_LIBRARY_PATH"],
+    ),
     Severity.WARN,
 )
 

@@ -50,6 +50,7 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Host,
     Kind,
     Layer,
@@ -57,6 +58,7 @@ from nccl_doctor.api import (
     Severity,
     Skip,
     Where,
+    export,
 )
 from nccl_doctor.toolkit.gpu.devices import host_gpus
 from nccl_doctor.toolkit.gpu.driver import driver_branch
@@ -71,7 +73,7 @@ BLOCKED = Kind(
     "The container forbids NUMA calls",
     "NCCL allocates the memory that ranks of a host share by NUMA node: releases 2.24 to 2.26.2 "
     "fail at start-up if GPUs cannot access each other directly, later ones fall back to /dev/shm.",
-    "docker run --cap-add SYS_NICE, or export NCCL_CUMEM_HOST_ENABLE=0 on every rank",
+    Fix(export(NCCL_CUMEM_HOST_ENABLE="0"), alternatives=["docker run --cap-add SYS_NICE"]),
     Severity.WARN,
 )
 EMPTY = Kind(
@@ -79,7 +81,10 @@ EMPTY = Kind(
     Layer.HOST,
     "A GPU is attached to a NUMA node without memory",
     "NCCL requests host memory of that node from CUDA, and drivers before 595 then crash.",
-    "export NCCL_CUMEM_HOST_ENABLE=0 on every rank, or upgrade the NVIDIA driver to 595 or newer",
+    Fix(
+        export(NCCL_CUMEM_HOST_ENABLE="0"),
+        alternatives=["upgrade the NVIDIA driver to 595 or newer"],
+    ),
     Severity.WARN,
 )
 

@@ -61,7 +61,12 @@ OWN_ADDRESS_BLOCKED = Kind(
     layer=Layer.PORT,
     title="A host cannot reach itself at its own address",
     why="Ranks on one host connect to each other at that address, through the loopback interface.",
-    fix="nft insert rule inet filter input iif lo accept; or iptables -I INPUT -i lo -j ACCEPT",
+    fix=Fix(
+        Step("nft insert rule inet filter input iif lo accept"),
+        alternatives=[
+            Fix(Step("iptables -I INPUT -i lo -j ACCEPT", undo="iptables -D INPUT -i lo -j ACCEPT"))
+        ],
+    ),
 )
 NO_WAY = OWN_ADDRESS_BLOCKED.variant(
     title="A host has no way to its own address",

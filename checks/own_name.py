@@ -52,10 +52,12 @@ from nccl_doctor.api import (
     Fix,
     Kind,
     Layer,
+    On,
     Rank,
     Severity,
     Step,
     Where,
+    fill,
     likely_address,
     odd_ones_out,
     spans_machines,
@@ -80,8 +82,15 @@ FAMILIES_DIFFER = Kind(
     title="gloo would take IPv6 on some hosts and IPv4 on others",
     why="gloo compares the addresses of both ends of each connection, and stops if their families "
     "differ: ss1.ss_family == ss2.ss_family. 2 vs 10.",
-    fix="export GLOO_SOCKET_IFNAME=<nic> on every host: gloo takes the first address of it, IPv4 "
-    'before IPv6; or put "ADDRESS NAME" with IPv4 addresses into /etc/hosts, before IPv6 ones',
+    fix=Fix(
+        Step(
+            "# export GLOO_SOCKET_IFNAME=NIC",
+            On.EVERY,
+            note="gloo takes the first address of it, IPv4 before IPv6",
+            undo="unset GLOO_SOCKET_IFNAME",
+        ),
+        alternatives=["put the IPv4 addresses of the hosts into /etc/hosts, before IPv6 ones"],
+    ),
     between=True,
 )
 
@@ -208,6 +217,6 @@ def _families(cluster: Cluster) -> Iterator[Finding]:
             FAMILIES_DIFFER,
             f"the address that gloo takes is {sides_in_words(chosen)}",
             Where(hosts=tuple(sorted(odd.places))),
-            fix=FAMILIES_DIFFER.fix.replace("<nic>", nics.pop()) if len(nics) == 1 else "",
+            fix=fill(FAMILIES_DIFFER.fix, NIC=nics.pop()) if len(nics) == 1 else "",
             severity=Severity.FAIL if cluster.backend == "gloo" else Severity.WARN,
         )

@@ -48,11 +48,15 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
+    On,
     Skip,
+    Step,
     Untested,
     Where,
+    look,
     odd_ones_out,
 )
 from nccl_doctor.toolkit.fabric.hca import HCA, rdma_admits, rdma_settings
@@ -73,15 +77,31 @@ EMPTY = Kind(
     "NCCL_IB_PKEY points to no partition key",
     "NCCL does not look for another one: ibv_modify_qp fails, or nothing arrives, when the first "
     "ranks connect.",
-    f"{_SHOW}unset NCCL_IB_PKEY, or set it to the index of the job's partition",
+    Fix(
+        Step("unset NCCL_IB_PKEY"),
+        alternatives=[
+            Fix(
+                look(
+                    "cat /sys/class/infiniband/*/ports/*/pkeys/*",
+                    "set it to the index of the job's partition",
+                )
+            )
+        ],
+    ),
 )
 DIFFERS = Kind(
     "pkey-differs",
     Layer.ROUTE,
     "Hosts would use different partitions of the fabric",
     "A port drops what comes from another partition: the first communicator ends with error 12.",
-    f"{_SHOW}set NCCL_IB_PKEY on each host to the index of the job's partition, or correct the "
-    "partition in the subnet manager",
+    Fix(
+        look(
+            "cat /sys/class/infiniband/*/ports/*/pkeys/*",
+            "set NCCL_IB_PKEY on each host to the index of the job's partition",
+            on=On.EVERY,
+        ),
+        alternatives=["correct the partition in the subnet manager"],
+    ),
     between=True,
 )
 LIMITED = Kind(

@@ -49,6 +49,7 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
     Level,
@@ -56,9 +57,12 @@ from nccl_doctor.api import (
     Round,
     Severity,
     Skip,
+    Step,
     Turn,
     Untested,
     Where,
+    fill,
+    look,
 )
 from nccl_doctor.toolkit.fabric.counters import counters_full, counters_risen, error_counters
 
@@ -67,7 +71,10 @@ RISING = Kind(
     Layer.SPEED,
     "Error counters of an RDMA port are rising",
     "Packets are lost or sent again: collectives slow down, and end with error 12 if it continues.",
-    "clean or replace cable and transceiver, try another switch port; mlxlink -d <device>",
+    Fix(
+        look("mlxlink -d DEVICE", "the state of the link"),
+        alternatives=[Fix(text="clean or replace cable and transceiver, try another switch port")],
+    ),
     Severity.WARN,
     delays=True,
 )
@@ -77,7 +84,13 @@ FULL = Kind(
     "An error counter of an RDMA port is at its maximum",
     "Errors happened, and it is not visible whether they continue: the counter stops at its "
     "maximum.",
-    "as root: perfquery -C <device> -P <port> -R, then run nccl-doctor again",
+    Fix(
+        Step(
+            "# perfquery -C DEVICE -P NUMBER -R",
+            note="as root; then run nccl-doctor again",
+            persists=True,
+        )
+    ),
     Severity.INFO,
 )
 
@@ -162,7 +175,7 @@ def _full(
                 f"{port}: {shown}",
                 Where(hosts=(rank.host.label,), interfaces=(port,)),
                 {"counters": counters},
-                fix=f"as root: perfquery -C {device} -P {number} -R, then run nccl-doctor again",
+                fix=fill(FULL.fix, DEVICE=device, NUMBER=number),
             )
 
 

@@ -47,9 +47,11 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
     Severity,
+    Step,
     Where,
 )
 from nccl_doctor.toolkit.privileges import in_user_namespace
@@ -60,8 +62,13 @@ REMOVED = Kind(
     "A logout of this user removes the job's files in /dev/shm",
     "logind removes them when the user's last session on the host ends, though the job runs on: "
     "DataLoader workers and NCCL then fail to open them.",
-    "RemoveIPC=no in /etc/systemd/logind.conf.d/keep-ipc.conf (below [Login]), then systemctl "
-    "restart systemd-logind; or loginctl enable-linger <user>",
+    Fix(
+        Step("# loginctl enable-linger NAME", undo="# loginctl disable-linger NAME", persists=True),
+        alternatives=[
+            "RemoveIPC=no in /etc/systemd/logind.conf.d/keep-ipc.conf (below [Login]), then "
+            "systemctl restart systemd-logind"
+        ],
+    ),
     Severity.INFO,
     later=True,
 )

@@ -47,9 +47,12 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
+    On,
     Skip,
+    Step,
     Where,
     likely_address,
     spans_machines,
@@ -70,14 +73,26 @@ RDZV_ENDPOINT_UNHOSTED = Kind(
     title="No host recognises itself as the rendezvous endpoint",
     why="With the c10d backend the host that recognises itself serves the store; without one, all "
     "hosts end with RendezvousConnectionError after a minute or two.",
-    fix="torchrun --rdzv-conf is_host=true on the host of the endpoint, or its address as endpoint",
+    fix=Fix(
+        Step(
+            "# --rdzv-conf is_host=true",
+            note="in the line of torchrun, on the host of the endpoint",
+        ),
+        alternatives=["give its address as endpoint"],
+    ),
 )
 RDZV_ENDPOINT_AMBIGUOUS = Kind(
     code="rdzv-endpoint-ambiguous",
     layer=Layer.NAME,
     title="Several hosts recognise themselves as the rendezvous endpoint",
     why="Each serves its own store and waits there for the others until the join time-out.",
-    fix="torchrun --rdzv-endpoint=ADDRESS:29500, the same on every host, of one of them",
+    fix=Fix(
+        Step(
+            "# --rdzv-endpoint ADDRESS:29500",
+            On.EVERY,
+            note="in the line of torchrun, the same everywhere, of one of the hosts",
+        )
+    ),
 )
 AGENT_NAMELESS = Kind(
     code="agent-name-unresolvable",

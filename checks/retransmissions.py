@@ -42,6 +42,7 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
     Level,
@@ -51,6 +52,7 @@ from nccl_doctor.api import (
     Turn,
     Untested,
     Where,
+    look,
 )
 from nccl_doctor.toolkit.net.tcp_counters import AGAIN, LAST, SENT, read_tcp_counters, tcp_rises
 from nccl_doctor.toolkit.peers.loss import read_losses
@@ -61,8 +63,13 @@ HIGH = Kind(
     "A host sends many more TCP segments again than the other hosts",
     "Each of them was lost, or not acknowledged in time. It may be other traffic of the host: the "
     "counters are those of all its programs.",
-    "nstat -az TcpRetransSegs TcpExtTCPTimeouts, twice, while nothing else runs on the host; if "
-    "they still grow: ethtool -S <nic>, its cable and switch port",
+    Fix(
+        look(
+            "nstat -az TcpRetransSegs TcpExtTCPTimeouts",
+            "type it twice, while nothing else runs on the host",
+        ),
+        look("ethtool -S NIC | grep -i err", "if they still grow; then its cable and switch port"),
+    ),
     Severity.INFO,
 )
 _LEAST, _SHARE, _TIMES = 50, 0.01, 10

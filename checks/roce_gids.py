@@ -53,11 +53,15 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
+    On,
     Severity,
     Skip,
+    Step,
     Where,
+    look,
     odd_ones_out,
 )
 from nccl_doctor.toolkit.fabric.gids import (
@@ -83,8 +87,10 @@ EMPTY = Kind(
     Layer.ROUTE,
     "NCCL_IB_GID_INDEX points to an empty entry",
     "NCCL does not look for another entry: ibv_modify_qp fails when the first ranks connect.",
-    "unset NCCL_IB_GID_INDEX (NCCL 2.21.5 or later finds the GID), or set the index that show_gids "
-    "shows for v2 and the IPv4 address",
+    Fix(
+        Step("unset NCCL_IB_GID_INDEX", note="NCCL 2.21.5 or later finds the GID"),
+        alternatives=[Fix(look("show_gids", "set the index of v2 and the IPv4 address"))],
+    ),
 )
 MISSING = Kind(
     "roce-gid-missing",
@@ -92,7 +98,10 @@ MISSING = Kind(
     "NCCL would not use a RoCE v2 GID with an IPv4 address",
     "RoCE v1 and link-local GIDs (fe80::, 169.254.x.x) are not routed, and do not connect to the "
     "GIDs that NCCL looks for: NCCL fails with error 12.",
-    f"{_SHOW}NCCL_IB_GID_INDEX, or point it at that entry",
+    Fix(
+        look("show_gids", "give the interface its IPv4 address"),
+        Step("unset NCCL_IB_GID_INDEX", note="or point it at that entry"),
+    ),
     Severity.WARN,
 )
 USUAL = GidKind(2, "IPv4")
@@ -102,7 +111,10 @@ DIFFERS = Kind(
     Layer.ROUTE,
     "Hosts would use different kinds of GID",
     "RoCE v1 and v2, or IPv4 and IPv6, do not connect to each other: NCCL fails with error 12.",
-    f"{_SHOW}NCCL_IB_GID_INDEX on every host",
+    Fix(
+        look("show_gids", "give the interface its IPv4 address"),
+        Step("unset NCCL_IB_GID_INDEX", On.EVERY),
+    ),
 )
 
 

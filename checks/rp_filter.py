@@ -48,9 +48,11 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
     Severity,
+    Step,
     Where,
     host_labels,
 )
@@ -72,7 +74,7 @@ RP_FILTER_STRICT = Kind(
     title="The reverse path filter is strict, and answers leave by another interface",
     why="The kernel drops what arrives on the interface through which it would not answer: "
     "connections to that address get no answer.",
-    fix="sysctl -w net.ipv4.conf.all.rp_filter=2",
+    fix=Fix(Step("sysctl -w net.ipv4.conf.all.rp_filter=2")),
     severity=Severity.WARN,
 )
 

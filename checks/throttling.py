@@ -50,6 +50,7 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
     Level,
@@ -57,8 +58,10 @@ from nccl_doctor.api import (
     Round,
     Severity,
     Skip,
+    Step,
     Turn,
     Where,
+    export,
 )
 from nccl_doctor.toolkit.cgroup import cpu_throttling, memory_throttling
 from nccl_doctor.toolkit.containers import container_of
@@ -69,8 +72,14 @@ CPU_THROTTLED = Kind(
     "A limit of CPU time stops the ranks of a host",
     "When the time of a period is used up, all processes of the group stand still until the next "
     "one. It looks like a hang or a slow link, and all other ranks wait.",
-    "docker update --cpus=N CONTAINER, resources.limits.cpu in Kubernetes, systemctl set-property "
-    "--runtime UNIT CPUQuota=; or fewer threads: export OMP_NUM_THREADS=1",
+    Fix(
+        export(OMP_NUM_THREADS="1"),
+        alternatives=[
+            Fix(Step("# docker update --cpus=NUMBER NAME")),
+            "more of resources.limits.cpu in Kubernetes",
+            Fix(Step("# systemctl set-property --runtime NAME CPUQuota=", note="NAME is the unit")),
+        ],
+    ),
     Severity.WARN,
     delays=True,
 )

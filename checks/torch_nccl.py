@@ -51,12 +51,14 @@ from nccl_doctor.api import (
     Context,
     Evidence,
     Finding,
+    Fix,
     Kind,
     Layer,
     Scope,
     Severity,
     Skip,
     Untested,
+    export,
 )
 from nccl_doctor.toolkit.gpu.devices import torch_build
 from nccl_doctor.toolkit.releases import DEVICE_ID_GROUPS, known_faults
@@ -78,7 +80,7 @@ KNOWN_HANG = Kind(
     "This release of torch hangs with device_id",
     "With device_id a process group uses NCCL in another way: collectives hang at random, or "
     "ranks wait in new_group for ranks that never join.",
-    f"install torch 2.7.1 or newer, or export {NONBLOCKING}=0 on every rank",
+    Fix(export(TORCH_NCCL_USE_COMM_NONBLOCKING="0"), alternatives=["install torch 2.7.1 or newer"]),
     Severity.WARN,
 )
 

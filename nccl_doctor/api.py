@@ -47,6 +47,9 @@ from nccl_doctor.model.fixes import Fix as Fix
 from nccl_doctor.model.fixes import On as On
 from nccl_doctor.model.fixes import Step as Step
 from nccl_doctor.model.fixes import export as export
+from nccl_doctor.model.fixes import fill as fill
+from nccl_doctor.model.fixes import fill_each as fill_each
+from nccl_doctor.model.fixes import look as look
 from nccl_doctor.model.fixes import word as word
 from nccl_doctor.model.job import Job as Job
 from nccl_doctor.model.launch import Launch as Launch

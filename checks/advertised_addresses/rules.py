@@ -6,8 +6,31 @@ import ipaddress
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nccl_doctor.api import Cluster, Confidence, Finding, Kind, Layer, Rank, Severity, Where
+from nccl_doctor.api import (
+    Cluster,
+    Confidence,
+    Finding,
+    Fix,
+    Kind,
+    Layer,
+    On,
+    Rank,
+    Severity,
+    Step,
+    Where,
+    word,
+)
 from nccl_doctor.toolkit.peers.matrix import PeerCall
+
+_NOTE = "its own on every host, on the network of the job"
+_OF_OTHERS = Fix(
+    Step("# export SGLANG_HOST_IP=ADDRESS", note="SGLang"),
+    Step("# ray start --node-ip-address=ADDRESS", note="Ray"),
+)
+_OWN = Fix(
+    Step("# export VLLM_HOST_IP=ADDRESS", On.EVERY, note=_NOTE),
+    alternatives=[_OF_OTHERS],
+)
 
 NOT_OWN = Kind(
     code="advertised-not-own",
@@ -15,7 +38,7 @@ NOT_OWN = Kind(
     title="A variable tells the other hosts an address that this host does not have",
     why="vLLM, SGLang or Ray listens on that address and tells it to the others: it cannot be "
     "bound, or they wait for a host that does not answer.",
-    fix="export VLLM_HOST_IP=<address of this host>, on every host its own",
+    fix=_OWN,
     later=True,
 )
 SAME = Kind(
@@ -24,7 +47,7 @@ SAME = Kind(
     title="A variable tells the same address on several hosts",
     why="vLLM, SGLang and Ray know a host by its address: with the same one on several, they wait "
     'for hosts that never come ("Every node should have a unique IP address").',
-    fix="export VLLM_HOST_IP=<address of this host>, on every host its own",
+    fix=_OWN,
     later=True,
 )
 UNREACHABLE = Kind(
@@ -33,8 +56,7 @@ UNREACHABLE = Kind(
     title="The other hosts cannot reach an address that programs would tell them",
     why="NCCL and gloo choose by interface, and work; vLLM, SGLang and Ray tell this address to "
     "the others, which then wait for it without an end.",
-    fix="export VLLM_HOST_IP=<address>, SGLANG_HOST_IP=<address>; ray start "
-    "--node-ip-address=<address>: on every host its own on the network of the job",
+    fix=_OWN,
     severity=Severity.INFO,
     later=True,
 )
@@ -178,16 +200,19 @@ def _finding(kind: Kind, group: Sequence[_Told], said: str, severity: Severity) 
     more = f" and {len(values) - _SHOWN} more" if len(values) > _SHOWN else ""
     by = first.by if first.by in VARIABLES else f"own address by {first.by}"
     variable = first.by if first.by in VARIABLES else _PIN[0]
-    good = [
-        f"on {each.rank.host.label}: export {variable}={each.facts['data']}"
+    steps = [
+        Step(
+            f"export {variable}={word(each.facts['data'])}",
+            (each.rank.host.label,),
+            undo=f"export {variable}={word(each.value)}"
+            if first.by in VARIABLES
+            else f"unset {variable}",
+        )
         for each in group
         if each.facts["data"] and each.facts["data"] != each.address
     ]
-    fix = "; ".join(good[:_SHOWN])
-    if len(good) > _SHOWN:
-        fix += "; and so on, every host its own address on the network of the job"
-    if good and variable != first.by:
-        fix += " (for SGLang SGLANG_HOST_IP; for Ray: ray start --node-ip-address=<the same>)"
+    others = [] if variable == first.by else [_OF_OTHERS]
+    fix = Fix(*steps, alternatives=others) if steps else ""
     return Finding(
         kind,
         f"{by} {', '.join(values[:_SHOWN])}{more}: {said}",

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.api import Confidence, Kind, Severity
+from nccl_doctor.api import Confidence, Fix, Kind, Severity, Step, look
 from nccl_doctor.toolkit.gpu.ends import certainty_of_reader
 from nccl_doctor.toolkit.gpu.kinds import (
     CLOCKS_LIMITED,
@@ -45,8 +45,15 @@ _HOT = {
     "hbm": "its memory is too hot",
 }
 """What holds clocks down on no healthy GPU; `ppt`, the power limit under load, is normal."""
-_LOOK = "amd-smi metric -g BUS_ID --temperature --power --clock; look at fans, airflow and power"
-_RESET = "amd-smi reset -g BUS_ID --gpureset, or reboot the host"
+_LOOK = Fix(
+    look("amd-smi metric -g BUS_ID --temperature --power --clock"),
+    alternatives=["look at fans, airflow and power"],
+)
+_RESET = Step("# amd-smi reset -g BUS_ID --gpureset", note="drain the host before", persists=True)
+_LOG = look("dmesg | grep amdgpu", "shows why")
+_XGMI_LOG = look("dmesg | grep -i xgmi")
+_REBOOT = "reboot the host"
+_REPLACE = "if it comes back: replace it"
 
 
 @dataclass(frozen=True)
@@ -90,8 +97,11 @@ def troubles_of(gpu: Gpu, others: Sequence[Gpu], own: Collection[int]) -> Iterat
             STATE_UNKNOWN,
             f"its state is not known: reading the answer to {gpu['raised']['call']} ended with "
             f"{gpu['raised']['how']}",
-            "amd-smi static -g BUS_ID and amd-smi metric -g BUS_ID show it; `nccl-doctor report "
-            "bundle` collects what is needed to fix nccl-doctor",
+            Fix(
+                look("amd-smi static -g BUS_ID"),
+                look("amd-smi metric -g BUS_ID"),
+                alternatives=["`nccl-doctor report bundle` has what is needed to fix nccl-doctor"],
+            ),
             Severity.WARN,
             Confidence.POSSIBLE,
         )
@@ -104,7 +114,7 @@ def troubles_of(gpu: Gpu, others: Sequence[Gpu], own: Collection[int]) -> Iterat
         yield Trouble(
             GPU_UNHEALTHY,
             f"the driver answers {'; '.join(said)}",
-            f"`dmesg | grep amdgpu` shows why; {_RESET}",
+            Fix(_LOG, _RESET, alternatives=[_REBOOT]),
             Severity.WARN,
             Confidence.LIKELY,
         )
@@ -126,8 +136,13 @@ def _wedged(stuck: Mapping[str, Any]) -> Iterator[Trouble]:
     yield Trouble(
         GPU_LOST,
         f"{stuck['call']} {stuck['how']}{state}",
-        "`dmesg | grep amdgpu` shows why; drain the host and power-cycle it; if the GPU is lost "
-        "again, have it reseated or replaced",
+        Fix(
+            _LOG,
+            alternatives=[
+                "drain the host and power-cycle it; if the GPU is lost again, have it reseated or "
+                "replaced"
+            ],
+        ),
         confidence=Confidence.LIKELY,
     )
 
@@ -149,7 +164,7 @@ def _memory_errors(gpu: Gpu) -> Iterator[Trouble]:
             HAD_ERRORS,
             f"{left_in} bad {'page' if left_in == 1 else 'pages'} of memory could not be taken "
             "out of use",
-            f"{_RESET}; if it comes back, replace it",
+            Fix(_RESET, alternatives=[_REBOOT, _REPLACE]),
             Severity.WARN,
         )
     if count:
@@ -157,7 +172,11 @@ def _memory_errors(gpu: Gpu) -> Iterator[Trouble]:
             HAD_ERRORS,
             f"{count} uncorrected ECC {'error' if count == 1 else 'errors'} since the driver was "
             "loaded",
-            f"amd-smi metric -g BUS_ID --ecc-blocks; {_RESET}; if it comes back, replace it",
+            Fix(
+                look("amd-smi metric -g BUS_ID --ecc-blocks"),
+                _RESET,
+                alternatives=[_REBOOT, _REPLACE],
+            ),
             Severity.WARN,
         )
     elif errors.get("deferred"):
@@ -165,7 +184,10 @@ def _memory_errors(gpu: Gpu) -> Iterator[Trouble]:
         yield Trouble(
             HAD_ERRORS,
             f"{errors['deferred']} deferred ECC errors since the driver was loaded",
-            "watch it: amd-smi metric -g BUS_ID --ecc; amd-smi bad-pages -g BUS_ID",
+            Fix(
+                look("amd-smi metric -g BUS_ID --ecc", "look now and then"),
+                look("amd-smi bad-pages -g BUS_ID"),
+            ),
             Severity.INFO,
         )
 
@@ -192,7 +214,11 @@ def _busy(gpu: Gpu, own: Collection[int]) -> Iterator[Trouble]:
     yield Trouble(
         GPU_BUSY,
         f"{who} {'uses' if len(strange) == 1 else 'use'} it",
-        f"kill {' '.join(known)}, if nobody needs it" if known else "amd-smi process",
+        Fix(
+            Step(f"kill {' '.join(known)}", note="if nobody needs it", persists=True)
+            if known
+            else look("amd-smi process")
+        ),
         Severity.FAIL if full else Severity.WARN,
         # One without a name has ended, or is another user's: it may be one of ours.
         Confidence.CERTAIN if known else Confidence.POSSIBLE,
@@ -220,7 +246,7 @@ def _clocks(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
         yield Trouble(
             CLOCKS_LIMITED,
             f"performance level {level}",
-            "as root: amd-smi set -g BUS_ID --perf-level AUTO",
+            Fix(Step("# amd-smi set -g BUS_ID --perf-level AUTO", note="as root")),
             confidence=Confidence.CERTAIN if level == "low" else Confidence.LIKELY,
         )
     now, usual = gpu["power_limit_mw"], gpu["default_power_limit_mw"]
@@ -228,7 +254,13 @@ def _clocks(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
         yield Trouble(
             CLOCKS_LIMITED,
             f"power limit {now / 1000:g} W, default {usual / 1000:g} W",
-            f"if this is not intended, as root: amd-smi set -g BUS_ID --power-cap {usual // 1000}",
+            Fix(
+                Step(
+                    f"# amd-smi set -g BUS_ID --power-cap {usual // 1000}",
+                    undo=f"# amd-smi set -g BUS_ID --power-cap {now // 1000}",
+                    note="as root, if this is not intended",
+                )
+            ),
             Severity.INFO,
         )
 
@@ -245,7 +277,7 @@ def _pcie(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
             yield Trouble(
                 PCIE_DEGRADED,
                 f"{now} of {most} {unit}; most GPUs of the host have more",
-                "reseat the GPU or its riser; amd-smi metric -g BUS_ID --pcie",
+                Fix(look("amd-smi metric -g BUS_ID --pcie", "reseat the GPU or its riser")),
                 confidence=Confidence.CERTAIN if name == "width" else Confidence.LIKELY,
             )
 
@@ -262,8 +294,13 @@ def _xgmi(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
         yield Trouble(
             XGMI_DOWN,
             f"{up} of {most} xGMI links are up; down: {', '.join(down)}",
-            "amd-smi xgmi --link-status; `dmesg | grep -i xgmi`; reboot the host, and have the "
-            "GPU and its board checked if it comes back",
+            Fix(
+                look("amd-smi xgmi --link-status"),
+                _XGMI_LOG,
+                alternatives=[
+                    f"{_REBOOT}, and have the GPU and its board checked if it comes back"
+                ],
+            ),
         )
     elif gpu["xgmi_peers"] is not None:
         peers = [other["xgmi_peers"] for other in alike if other["xgmi_peers"] is not None]
@@ -273,7 +310,7 @@ def _xgmi(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
                 XGMI_DOWN,
                 f"it reaches {gpu['xgmi_peers']} other GPUs over xGMI; most GPUs of the host "
                 f"reach {max(more)}",
-                "amd-smi topology; `dmesg | grep -i xgmi`; reboot the host",
+                Fix(look("amd-smi topology"), _XGMI_LOG, alternatives=[_REBOOT]),
             )
     count = (gpu["xgmi_errors"] or {}).get("uncorrectable", 0)
     if count:
@@ -281,6 +318,10 @@ def _xgmi(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
             XGMI_ERRORS,
             f"{count} uncorrected {'error' if count == 1 else 'errors'} of xGMI since the driver "
             "was loaded",
-            "amd-smi metric -g BUS_ID --ecc-blocks, again after a job; if they grow, have the GPU "
-            "checked",
+            Fix(
+                look(
+                    "amd-smi metric -g BUS_ID --ecc-blocks",
+                    "again after a job; if they grow, have the GPU checked",
+                )
+            ),
         )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from nccl_doctor.api import Kind, Layer, Severity
+from nccl_doctor.api import Fix, Kind, Layer, Severity, look
 
 XGMI_DOWN = Kind(
     "xgmi-down",
     Layer.DEVICE,
     "xGMI links of an AMD GPU are down",
     "RCCL uses the links that are left, or PCIe, and all ranks wait for it.",
-    "amd-smi xgmi -l; reboot the host, and have the GPU and its board checked if it comes back.",
+    Fix(
+        look("amd-smi xgmi -l"),
+        alternatives=["reboot the host, and have the GPU and its board checked if it comes back"],
+    ),
     Severity.WARN,
 )
 XGMI_ERRORS = Kind(
@@ -18,7 +21,11 @@ XGMI_ERRORS = Kind(
     "xGMI links of an AMD GPU had errors that could not be corrected",
     "Data between GPUs was lost, and the driver resets the GPUs that share it: every job on them "
     "ends.",
-    "amd-smi metric --ecc-blocks, again after a job; `dmesg | grep -i -e amdgpu -e ras`; if they "
-    "grow, have the GPU checked.",
+    Fix(
+        look(
+            "amd-smi metric --ecc-blocks", "again after a job; if they grow, have the GPU checked"
+        ),
+        look("dmesg | grep -i -e amdgpu -e ras"),
+    ),
     Severity.WARN,
 )

@@ -19,6 +19,7 @@ from nccl_doctor.api import (
     Rank,
     Severity,
     Where,
+    fill,
 )
 from nccl_doctor.toolkit.gpu.drift import Drift, common, drifts, known, models_of
 from nccl_doctor.toolkit.gpu.ends import certainty_of, certainty_of_reader
@@ -182,13 +183,13 @@ def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator
         for one in troubles_of(gpu, readable, own):
             same[one, users.is_foreign(gpu)].append(gpu)
     for (one, foreign), sick in same.items():
-        buses = " ".join(str(gpu.get("bus_id") or gpu["index"]) for gpu in sick)
+        buses = [str(gpu.get("bus_id") or gpu["index"]) for gpu in sick]
         found = Finding(
             one.kind,
             one.text,
             _place(users, host, sick),
             {"gpus": [_evidence(gpu) for gpu in sick]},
-            one.fix.replace("BUS_ID", buses),
+            fill(one.fix, BUS_ID=buses),
             one.severity,
             one.confidence,
             drains=False,

@@ -10,11 +10,13 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Finding,
+    Fix,
     Kind,
     Layer,
     Rank,
     Severity,
     Where,
+    export,
     odd_ones_out,
     place_of,
 )
@@ -27,8 +29,13 @@ GPU_ORDER = Kind(
     "Ranks with the same local number should be alike on all hosts: with another model, the "
     "faster ones wait for the slower, or run out of memory; with another slot, their traffic "
     "takes another path.",
-    "the same CUDA_VISIBLE_DEVICES on all hosts, and export CUDA_DEVICE_ORDER=PCI_BUS_ID on every "
-    "rank: CUDA numbers GPUs by speed, nvidia-smi by PCI address",
+    Fix(
+        export(CUDA_DEVICE_ORDER="PCI_BUS_ID"),
+        alternatives=[
+            "give all hosts the same CUDA_VISIBLE_DEVICES: CUDA numbers GPUs by speed, "
+            "nvidia-smi by PCI address"
+        ],
+    ),
     Severity.INFO,
     between=True,
 )

@@ -46,11 +46,13 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
     Round,
     Severity,
     Skip,
+    Step,
     Untested,
     Where,
     host_labels,
@@ -67,7 +69,12 @@ CLOCK_SKEW = Kind(
     why="torchrun's c10d rendezvous takes a host whose clock is 9 s behind for dead now and then, "
     "and removes it; a host that is ahead removes the others. Logs of different hosts cannot be "
     "compared.",
-    fix="chronyc makestep, or timedatectl set-ntp true",
+    fix=Fix(
+        Step("chronyc makestep", persists=True),
+        alternatives=[
+            Fix(Step("timedatectl set-ntp true", undo="timedatectl set-ntp false", persists=True))
+        ],
+    ),
     severity=Severity.WARN,
 )
 

@@ -62,12 +62,17 @@ from nccl_doctor.api import (
     Context,
     Figure,
     Finding,
+    Fix,
     Kind,
     Layer,
+    On,
     Rank,
     Scope,
     Severity,
+    Step,
     Where,
+    export,
+    look,
     number_range,
     place_of,
 )
@@ -100,7 +105,7 @@ CPU_DIFFERS = Kind(
     why="NCCL chooses algorithms and protocols by the CPU; before 2.22.3 each rank uses its "
     "own CPU for this, and ranks that choose differently wait for each other at some "
     "message sizes.",
-    fix="upgrade to NCCL 2.22.3 or newer, or export NCCL_NET_OVERHEAD=1000 on every rank",
+    fix=Fix(export(NCCL_NET_OVERHEAD="1000"), alternatives=["upgrade to NCCL 2.22.3 or newer"]),
     severity=Severity.INFO,
     between=True,
 )
@@ -116,8 +121,10 @@ CPU_HELD_LOW = Kind(
     title="CPUs are held at their lowest clock",
     why="Kernels are launched late, and the threads that move NCCL's data are slow: the GPUs "
     "of all hosts wait.",
-    fix="cpupower frequency-set -g performance (as root, on the host), and find what sets it "
-    "at boot: tuned-adm active",
+    fix=Fix(
+        look("tuned-adm active", "what sets it at boot"),
+        Step("cpupower frequency-set -g performance", note="as root, on the host itself"),
+    ),
     severity=Severity.WARN,
 )
 
@@ -126,7 +133,9 @@ GOVERNOR_DIFFERS = Kind(
     layer=Layer.HOST,
     title="Hosts use different rules for their CPU clocks",
     why="On otherwise equal hosts, those with the more power-saving rule are slower.",
-    fix="one governor on all hosts: cpupower frequency-set -g performance",
+    fix=Fix(
+        Step("cpupower frequency-set -g performance", On.EVERY, note="as root, on the host itself")
+    ),
     severity=Severity.INFO,
     between=True,
 )

@@ -42,7 +42,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nccl_doctor.api import Check, Cluster, Context, Finding, Kind, Layer, Severity, Skip
+from nccl_doctor.api import Check, Cluster, Context, Finding, Fix, Kind, Layer, Severity, Skip, Step
 
 from .gather import gather_deepspeed
 from .rules import judge_deepspeed
@@ -125,7 +125,9 @@ OPERATOR = Kind(
     "DeepSpeed cannot build an operator that offloading needs",
     "Operators that were not built at installation are built when the job starts, with ninja "
     "and a C++ compiler; swapping to NVMe also needs libaio.",
-    "pip install ninja; apt install g++ libaio-dev",
+    Fix(
+        Step("pip install ninja", persists=True), Step("apt install g++ libaio-dev", persists=True)
+    ),
     later=True,
 )
 

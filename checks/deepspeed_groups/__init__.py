@@ -63,6 +63,7 @@ from nccl_doctor.api import (
     Context,
     Evidence,
     Finding,
+    Fix,
     Kind,
     Layer,
     Level,
@@ -72,6 +73,7 @@ from nccl_doctor.api import (
     Scope,
     Severity,
     Skip,
+    Step,
     Untested,
     number_range,
     place_of,
@@ -102,7 +104,10 @@ DEEPSPEED_MISSING = Kind(
     Layer.GROUP,
     "DeepSpeed cannot be imported",
     "these ranks stop at once, and the others wait for them until the rendezvous times out",
-    "pip install deepspeed there, or activate the environment that the job runs in",
+    Fix(
+        Step("pip install deepspeed", persists=True),
+        alternatives=["activate the environment that the job runs in"],
+    ),
 )
 
 

@@ -51,11 +51,16 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
+    On,
     Severity,
     Skip,
+    Step,
     Where,
+    fill,
+    look,
     odd_ones_out,
 )
 from nccl_doctor.toolkit.fabric.counters import error_counters
@@ -71,7 +76,11 @@ MISSING = Kind(
     "A host has fewer RDMA ports than the others",
     "NCCL continues silently: the GPUs beside the missing port share the others, or rails do "
     "not match.",
-    "ibv_devices; lspci; dmesg (did it fall off the bus?); devices that the container gets",
+    Fix(
+        look("ibv_devices"),
+        look("dmesg | grep -i -e mlx -e pcie", "did it fall off the bus?"),
+        alternatives=["in a container: look at the devices that it gets"],
+    ),
     Severity.WARN,
 )
 FABRIC = Kind(
@@ -80,15 +89,22 @@ FABRIC = Kind(
     "The RDMA ports of some hosts are in another fabric",
     "InfiniBand does not connect to Ethernet, nor one subnet to another: the first "
     "communicator fails or hangs.",
-    "ibstat; mlxconfig -d <device> set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet); or select "
-    "the right ports with NCCL_IB_HCA",
+    Fix(
+        look("ibstat", "the link layer of each port"),
+        Step(
+            "# mlxconfig -d DEVICE set LINK_TYPE_P1=1",
+            note="1 is InfiniBand, 2 Ethernet; then reboot",
+            persists=True,
+        ),
+        alternatives=[Fix(text="select the right ports with NCCL_IB_HCA")],
+    ),
 )
 RATE = Kind(
     "rdma-rate-differs",
     Layer.ROUTE,
     "RDMA ports run at another rate than on the other hosts",
     "Every collective is as slow as its slowest port.",
-    "ibstat; check cable, transceiver and switch port of the slow one",
+    Fix(look("ibstat", "check cable, transceiver and switch port of the slow one")),
     Severity.WARN,
 )
 MTU = Kind(
@@ -96,9 +112,21 @@ MTU = Kind(
     Layer.ROUTE,
     "RDMA ports have another MTU than on the other hosts",
     "NCCL from 2.20 on may not use the smaller one of both ends: local length errors, or a hang.",
-    "RoCE: ip link set dev <nic> mtu <the same value on every host and switch port>; InfiniBand: "
-    "the same mtu for the partition and all its ports in the subnet manager (ibv_devinfo shows "
-    "active_mtu)",
+    Fix(
+        Step(
+            "# ip link set dev NIC mtu SIZE",
+            On.EVERY,
+            note="RoCE: the same on every host and switch port",
+        ),
+        alternatives=[
+            Fix(
+                look(
+                    "ibv_devinfo | grep mtu",
+                    "InfiniBand: the same for the partition and its ports in the subnet manager",
+                )
+            )
+        ],
+    ),
     Severity.WARN,
 )
 FIRMWARE = Kind(
@@ -118,7 +146,12 @@ PCI = Kind(
     Layer.ROUTE,
     "The PCIe slot of an RDMA adapter is slower than its ports",
     "The adapter can do more than the slot gives: every collective waits for it.",
-    "lspci -vv -s <address> (LnkSta against LnkCap); reseat the adapter, or use another slot",
+    Fix(
+        look(
+            "lspci -vv -s ADDRESS | grep -e LnkCap: -e LnkSta:",
+            "reseat the adapter, or use another slot",
+        )
+    ),
     Severity.WARN,
 )
 
@@ -363,8 +396,5 @@ def _slot(host: str, device: Mapping[str, Any]) -> Iterator[Finding]:
             f"x{pci['width_max']:.0f} at {pci['speed_max']:g} GT/s",
             Where(hosts=(host,), devices=(device["device"],)),
             {"pci": dict(pci)},
-            fix=f"lspci -vv -s {pci['address']} (LnkSta against LnkCap); reseat the adapter, or "
-            "use another slot"
-            if pci["address"]
-            else "",
+            fix=fill(PCI.fix, ADDRESS=pci["address"]) if pci["address"] else "",
         )

@@ -80,6 +80,7 @@ from nccl_doctor.api import (
     Skip,
     Step,
     Where,
+    fill,
     host_labels,
 )
 from nccl_doctor.toolkit.firewall.netfilter import quote_hit
@@ -109,9 +110,9 @@ from .culprits import (
 from .few_at_once import calls_cut_short, few_at_once
 from .kinds import (
     DEAD_ROUTE,
-    EXACT,
     INTERFACE_UNROUTABLE,
     MTU_BLACKHOLE,
+    NO_ANSWER,
     NO_NEIGHBOUR,
     OPEN,
     PEER_BLOCKED,
@@ -119,6 +120,7 @@ from .kinds import (
     PEER_NO_ROUTE,
     PEER_ONE_WAY,
     find_mtu,
+    if_reached,
 )
 from .local import RulesFacts, observe_rules
 from .sampled import SAMPLED, judge_sample
@@ -321,7 +323,7 @@ def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
                 links=link_names(labels, pairs),
             ),
             evidence,
-            fix=f"{fix}. If they can reach it: {_fix(matrix, kind, found)}",
+            fix=Fix(text=fix, alternatives=[if_reached(_fix(matrix, kind, found))]),
             confidence=Confidence.LIKELY,
         )
     dead = _dead_routes(matrix, calls)
@@ -383,11 +385,9 @@ def _has_no_neighbour(calls: Iterable[PeerCall]) -> bool:
 def _fix(matrix: _Matrix, kind: Kind, found: Suspects) -> str:
     call = found.calls[0]
     if kind is PEER_NO_ROUTE:
-        return f"on {matrix.labels[call.caller]}: " + kind.fix.replace("<address>", call.address)
+        return fill(kind.fix, on=(matrix.labels[call.caller],), ADDRESS=call.address)
     if _has_no_neighbour(found.calls):
-        return f"on {matrix.labels[call.caller]}: ip neigh show {call.address}; compare VLAN, " + (
-            f"cable and subnet mask of both ends, or choose another interface: {EXACT}"
-        )
+        return fill(NO_ANSWER, on=(matrix.labels[call.caller],), ADDRESS=call.address)
     remove = kind in (MTU_BLACKHOLE, PEER_INTERCEPTED)
     if kind is MTU_BLACKHOLE and not found.rules:
         return find_mtu(matrix.labels[call.caller], call.address, call.interface)

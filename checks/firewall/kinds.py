@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.api import Fix, Kind, Layer, On, Step, word
+from nccl_doctor.api import Fix, Kind, Layer, On, Step, look, word
 
 _BOTH_WAYS = (
     "NCCL and gloo need connections on ephemeral ports between all hosts, in both directions"
@@ -24,8 +24,15 @@ PEER_NO_ROUTE = Kind(
     title="There is no route to the address that another host chose",
     why="The connection fails at once (Network is unreachable, No route to host); NCCL does not "
     "try again.",
-    fix="ip route get <address>; add the route or choose an interface in a common network: "
-    + EXACT,
+    fix=Fix(
+        look("ip route get ADDRESS", "shows the way that it would take, and why not"),
+        Step(
+            "# ip route add ADDRESS dev NIC",
+            undo="# ip route del ADDRESS dev NIC",
+            note="NIC is the interface in a network of that host",
+        ),
+        alternatives=[Fix(text="choose an interface in a common network: " + EXACT)],
+    ),
 )
 MTU_BLACKHOLE = Kind(
     code="mtu-blackhole",
@@ -68,6 +75,11 @@ NO_NEIGHBOUR = {
 }
 
 
+NO_ANSWER = Fix(
+    look("ip neigh show ADDRESS", "compare VLAN, cable and subnet mask of both ends"),
+    alternatives=[Fix(text=f"choose another interface: {EXACT}")],
+)
+
 _PAYLOADS = (8972, 4472, 1472, 1452, 1432, 1412, 1392, 1372, 1352, 1322, 1272, 1172, 972, 548)
 """Sizes of a ping to try, from the MTUs of jumbo frames and Ethernet down, through those of tunnels
 (1480, 1450, 1420, 1400, …) to what every path carries."""
@@ -82,17 +94,23 @@ def find_mtu(caller: str, address: str, nic: str) -> Fix:
     print_it = f'echo "MTU $((size + {headers}))"'
     device = word(nic.partition(":")[0])
     return Fix(
-        Step(
+        look(
             f"for size in {sizes}; do {ping} && {print_it} && break; done",
+            "prints the MTU that the path carries",
             on=(caller,),
-            note="prints the MTU that the path carries",
         ),
         Step(
-            f"# ip link set dev {device} mtu MTU",
+            f"# ip link set dev {device} mtu SIZE",
             on=On.EVERY,
-            note="with that MTU; it has to be the same on all hosts of the network",
+            note="SIZE is that MTU; it has to be the same on all hosts of the network",
         ),
         text="lower the MTU of both ends to what the path carries: "
         f"ping -M do -s {1500 - headers} {bare} finds out whether it is 1500",
         alternatives=[Fix(text='let ICMP "fragmentation needed" pass on the way')],
     )
+
+
+def if_reached(fix: str) -> Fix:
+    """A fix for hosts that can reach an address, as another way."""
+    steps = fix.steps if isinstance(fix, Fix) else ()
+    return Fix(*steps) if steps else Fix(text=f"if they can reach it: {fix}")

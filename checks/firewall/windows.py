@@ -80,7 +80,7 @@ def how_to_stay_inside(
                 f'sysctl -w net.ipv4.ip_local_port_range="{low} {high}"{reserve}',
                 on=(rank.host.label,),
                 undo=f'sysctl -w net.ipv4.ip_local_port_range="{old}"{restore}' if old else "",
-                note=f"stay inside of the {high - low + 1} ports that are open; {estimate}",
+                note=f"{high - low + 1} ports are open, about {needed} needed",
             )
         )
     ways = [Fix(*steps)] if steps else []

@@ -4,14 +4,17 @@
 
 from __future__ import annotations
 
-from nccl_doctor.api import Kind, Layer, Severity
+from nccl_doctor.api import Fix, Kind, Layer, Severity, Step, export, look
 
 C2C_DOWN = Kind(
     "c2c-down",
     Layer.DEVICE,
     "Links between a GPU and its CPU (NVLink-C2C) are down",
     "Copies to and from host memory go at a fraction of the speed, and all ranks wait for them.",
-    "nvidia-smi c2c -s; reboot the host, and have the board checked if it comes back.",
+    Fix(
+        look("nvidia-smi c2c -s"),
+        alternatives=["reboot the host, and have the board checked if it comes back"],
+    ),
     Severity.WARN,
 )
 P2P_UNAVAILABLE = Kind(
@@ -19,8 +22,13 @@ P2P_UNAVAILABLE = Kind(
     Layer.DEVICE,
     "Two GPUs of a host cannot reach each other's memory, where others can",
     "NCCL sends the data between them through host memory: all ranks wait for it.",
-    "nvidia-smi topo -p2p r; look at IOMMU and ACS, at the options of the driver's module, and at "
-    "the slots of these GPUs.",
+    Fix(
+        look("nvidia-smi topo -p2p r"),
+        alternatives=[
+            "look at IOMMU and ACS, at the options of the driver's module, and at the slots of "
+            "these GPUs"
+        ],
+    ),
     Severity.WARN,
 )
 # Drains only while the fabric reports, now, that a GPU gets less than it should: the log keeps what
@@ -31,8 +39,14 @@ NVSWITCH_ERROR = Kind(
     "An NVSwitch had a fatal error",
     "Traffic through it stalls: GPUs of this host hang in their next collective, or NCCL works "
     "without NVLink.",
-    "drain the host and reset all its GPUs together (nvidia-smi --gpu-reset), or reboot it; if "
-    "it comes back, have the NVSwitch board checked.",
+    Fix(
+        Step(
+            "nvidia-smi --gpu-reset",
+            note="drain the host before: it resets all its GPUs together",
+            persists=True,
+        ),
+        alternatives=["reboot it; if it comes back, have the NVSwitch board checked"],
+    ),
     Severity.WARN,
     drains=True,
 )
@@ -51,7 +65,7 @@ P2P_UNSUPPORTED = Kind(
     "GPUs copy directly to each other though NVIDIA's driver does not support it",
     "The driver is patched, or is an early release with this error: NCCL relies on it, and may "
     "hang in its first collective or add up wrong numbers.",
-    "export NCCL_P2P_DISABLE=1, or install a current NVIDIA driver",
+    Fix(export(NCCL_P2P_DISABLE="1"), alternatives=["install a current NVIDIA driver"]),
     Severity.WARN,
 )
 PERSISTENCE_OFF = Kind(
@@ -60,6 +74,13 @@ PERSISTENCE_OFF = Kind(
     "GPUs go to sleep between jobs",
     "The first process has to wake them, which takes seconds for each; settings made by hand "
     "and error counts are lost whenever no process uses a GPU.",
-    "systemctl enable --now nvidia-persistenced, or as root: nvidia-smi -pm 1",
+    Fix(
+        Step(
+            "systemctl enable --now nvidia-persistenced",
+            undo="systemctl disable --now nvidia-persistenced",
+            persists=True,
+        ),
+        alternatives=[Fix(Step("nvidia-smi -pm 1", undo="nvidia-smi -pm 0", note="as root"))],
+    ),
     Severity.INFO,
 )

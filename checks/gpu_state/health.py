@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.api import Confidence, Severity
+from nccl_doctor.api import Confidence, Fix, Severity, Step, look
 from nccl_doctor.toolkit.gpu.ends import certainty_of_reader
 from nccl_doctor.toolkit.gpu.kinds import CLOCKS_LIMITED, GPU_LOST, GPU_THROTTLED, PCIE_DEGRADED
 from nccl_doctor.toolkit.gpu.nvml import LOST
@@ -36,14 +36,18 @@ _THROTTLES = {
     0x08: "hardware slowdown",
 }
 """Bits of nvmlClocksEventReason* that no healthy GPU has; a power cap under load is normal."""
-_ASKS = {
-    "GPU_RESET": (Severity.FAIL, "nvidia-smi --gpu-reset -i BUS_ID, or reboot the host"),
+_RESET = Fix(
+    Step("# nvidia-smi --gpu-reset -i BUS_ID", note="drain the host before", persists=True),
+    alternatives=["reboot the host"],
+)
+_ASKS: Mapping[str, tuple[Severity, str]] = {
+    "GPU_RESET": (Severity.FAIL, _RESET),
     "NODE_REBOOT": (Severity.FAIL, "reboot the host"),
     "SYSTEM_REBOOT": (Severity.FAIL, "reboot the host"),
     "BUS_RESET": (Severity.FAIL, "reboot the host, or reset the PCIe bus of the GPU"),
     "RECOVER_IMEX_DOMAIN": (Severity.FAIL, "restart nvidia-imex on all hosts of the domain"),
     "DRAIN_P2P": (Severity.WARN, "drain the host and reset the GPUs that use NVLink together"),
-    "DRAIN_AND_RESET": (Severity.WARN, "drain the host, then nvidia-smi --gpu-reset -i BUS_ID"),
+    "DRAIN_AND_RESET": (Severity.WARN, _RESET),
 }
 """Actions that the driver asks for; with the last two the GPU works at reduced capacity."""
 _PROHIBITED = 2
@@ -87,8 +91,10 @@ def troubles_of(
             STATE_UNKNOWN,
             f"its state is not known: reading the answer to {gpu['raised']['call']} ended with "
             f"{gpu['raised']['how']}",
-            f"nvidia-smi -q -i {gpu['index']} shows it; `nccl-doctor report bundle` collects what "
-            "is needed to fix nccl-doctor",
+            Fix(
+                look(f"nvidia-smi -q -i {gpu['index']}"),
+                alternatives=["`nccl-doctor report bundle` has what is needed to fix nccl-doctor"],
+            ),
             Severity.WARN,
             Confidence.POSSIBLE,
         )
@@ -171,7 +177,7 @@ def _recovery(gpu: Gpu) -> Iterator[Trouble]:
         yield Trouble(
             GPU_FORBIDDEN,
             "its compute mode is Prohibited: no process may use it",
-            "nvidia-smi -c DEFAULT",
+            Fix(Step("# nvidia-smi -i BUS_ID -c DEFAULT", note="as root")),
             drains=False,  # somebody has set it: the GPU works
         )
     if gpu.get("virtualization") == _VGPU:
@@ -180,7 +186,7 @@ def _recovery(gpu: Gpu) -> Iterator[Trouble]:
 
 def _memory_errors(gpu: Gpu) -> Iterator[Trouble]:
     rows = gpu["remapped"] or {"pending": 0, "failed": 0}
-    count, fix = gpu["ecc_uncorrected"] or 0, "nvidia-smi --gpu-reset -i BUS_ID, or reboot the host"
+    count, fix = gpu["ecc_uncorrected"] or 0, _RESET
     pending = bool(rows["pending"] or gpu["retired_pages_pending"])
     if rows["failed"]:
         yield Trouble(
@@ -195,7 +201,8 @@ def _memory_errors(gpu: Gpu) -> Iterator[Trouble]:
         yield Trouble(GPU_UNHEALTHY, text, fix, Severity.FAIL)
     elif count:
         text = f"{count} uncorrected ECC errors since the driver was loaded"
-        yield Trouble(HAD_ERRORS, text, f"{fix}; if it comes back, replace it", Severity.WARN)
+        more = [*fix.alternatives, "if it comes back: replace it"]
+        yield Trouble(HAD_ERRORS, text, Fix(*fix.steps, alternatives=more), Severity.WARN)
     elif pending:
         yield Trouble(
             HAD_ERRORS, "bad memory will be remapped at the next reset", fix, Severity.WARN
@@ -205,7 +212,7 @@ def _memory_errors(gpu: Gpu) -> Iterator[Trouble]:
             LITTLE_SPARE,
             f"{gpu['banks_without_spare']} memory banks have no spare row left: the next bad row "
             "there cannot be remapped",
-            "watch it: nvidia-smi -q -d ROW_REMAPPER",
+            Fix(look("nvidia-smi -q -d ROW_REMAPPER", "look now and then")),
             Severity.INFO,
         )
     if gpu.get("sram_threshold_exceeded"):
@@ -293,7 +300,13 @@ def _power(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
         yield Trouble(
             CLOCKS_LIMITED,
             f"power limit {now / 1000:g} W, default {usual / 1000:g} W",
-            f"if this is not intended, as root: nvidia-smi -i BUS_ID -pl {usual / 1000:g}",
+            Fix(
+                Step(
+                    f"# nvidia-smi -i BUS_ID -pl {usual / 1000:g}",
+                    undo=f"# nvidia-smi -i BUS_ID -pl {now / 1000:g}",
+                    note="as root, if this is not intended",
+                )
+            ),
             Severity.INFO,
         )
 

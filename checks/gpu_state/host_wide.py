@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nccl_doctor.api import Confidence, Kind, Severity
+from nccl_doctor.api import Confidence, Fix, Kind, Severity, Step
 from nccl_doctor.toolkit.gpu.kinds import STATE_UNREAD
 from nccl_doctor.toolkit.gpu.lost import manager_is_down
 from nccl_doctor.toolkit.gpu.unread import is_unread, why_unread
@@ -199,6 +199,16 @@ _ASKED = {
 }
 
 
+_READ_LOG = Fix(
+    Step(
+        "sysctl -w kernel.dmesg_restrict=0",
+        undo="sysctl -w kernel.dmesg_restrict=1",
+        note="as root; then run it again",
+    ),
+    alternatives=["run it as root", "in a container: allow it to read /dev/kmsg"],
+)
+
+
 def _unread(facts: Mapping[str, Any]) -> Iterator[Between]:
     """Facts that could not be read, so that no rule judged them."""
     gaps, fixes = [], []
@@ -206,10 +216,7 @@ def _unread(facts: Mapping[str, Any]) -> Iterator[Between]:
     if log["source"] is None:
         first = str(log["reason"]).split("; ", 1)[0]
         gaps.append(f"the kernel log with its Xids and SXids ({first})")
-        fixes.append(
-            "run it as root, or as root: sysctl kernel.dmesg_restrict=0; in a container, allow it "
-            "to read /dev/kmsg"
-        )
+        fixes.append(_READ_LOG)
     unread = why_unread(facts)
     gaps += unread
     error = facts.get("pairs_error")
@@ -225,7 +232,7 @@ def _unread(facts: Mapping[str, Any]) -> Iterator[Between]:
             STATE_UNREAD,
             f"not read: {'; '.join(gaps)}",
             tuple(gpu["index"] for gpu in facts["gpus"] if is_unread(gpu)),
-            fix="; ".join(fixes),
+            fix=fixes[0] if fixes else "",
             severity=Severity.WARN if unread else None,
         )
 
@@ -297,7 +304,13 @@ def _fabric_manager(facts: Mapping[str, Any], cuda_starts: bool) -> Iterator[Bet
         yield Between(
             FABRIC_MANAGER_DOWN,
             f"fabric manager {its} does not fit driver {driver} and did not start",
-            fix=f"install fabric manager {driver}, and systemctl restart nvidia-fabricmanager",
+            fix=Fix(
+                Step(
+                    "systemctl restart nvidia-fabricmanager",
+                    note=f"after fabric manager {driver} was installed",
+                    persists=True,
+                )
+            ),
             severity=severity,
             confidence=Confidence.CERTAIN if sure else Confidence.LIKELY,
         )

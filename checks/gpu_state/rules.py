@@ -11,10 +11,14 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Finding,
+    Fix,
     Host,
     OutcomeStatus,
     Severity,
+    Step,
     Where,
+    fill,
+    look,
 )
 from nccl_doctor.toolkit.fabric.direct import in_the_way
 from nccl_doctor.toolkit.gpu.ends import DRIVER_STEP, certainty_of, certainty_of_reader
@@ -149,7 +153,7 @@ def _unread(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator[
     elif error["name"] == "DRIVER_NOT_LOADED":
         # Likely: a driver that is being replaced is not loaded, nor one that nobody asked for yet.
         text = f"{facts['on_pci']} NVIDIA GPUs on the PCI bus, but no driver is loaded"
-        fix = "modprobe nvidia; `dmesg` shows why it was not loaded"
+        fix = Fix(Step("modprobe nvidia"), look("dmesg | grep -i -e nvidia -e NVRM", "if it fails"))
         yield Finding(GPU_UNHEALTHY, text, where, fix=fix, confidence=Confidence.LIKELY)
     else:
         sure = Confidence.CERTAIN if error["name"] in _OF_HARDWARE else Confidence.LIKELY
@@ -208,7 +212,7 @@ def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator
             one.text,
             _place(users, host, sick),
             {"gpus": [_evidence(gpu, _xids_of(gpu, gpus, log)) for gpu in sick]},
-            one.fix.replace("BUS_ID", buses),
+            fill(one.fix, BUS_ID=buses),
             one.severity,
             one.confidence,
             drains=one.drains,

@@ -9,11 +9,13 @@ from typing import Any
 from nccl_doctor.api import (
     Cluster,
     Confidence,
+    Fix,
     Host,
     Level,
     OutcomeStatus,
     Rank,
     Severity,
+    Step,
     number_range,
 )
 from nccl_doctor.toolkit.forks import OURS
@@ -154,7 +156,9 @@ def busy_troubles(gpu: Gpu, own: Collection[int], ours: int) -> Iterator[Trouble
         yield Trouble(
             GPU_BUSY,
             f"{who} uses it" if len(strange) == 1 else f"{who} use it",
-            f"kill {' '.join(known)}, if nobody needs it" if known else "",
+            Fix(Step(f"kill {' '.join(known)}", note="if nobody needs it", persists=True))
+            if known
+            else "",
             severity,
             # One without a name is in another PID namespace, or has ended: it may be one of ours.
             Confidence.CERTAIN if known else Confidence.POSSIBLE,

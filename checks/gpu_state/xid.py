@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.api import Severity
+from nccl_doctor.api import Fix, Severity, Step, look
 from nccl_doctor.toolkit.tables import read_table
 
 _RECOVERY = 154
@@ -41,11 +41,19 @@ def asks_for_nothing(seen: Mapping[str, Any]) -> bool:
     return back or (seen["xid"] in _NVLINK5 and "nonfatal" in text.lower().replace("-", ""))
 
 
+def _fix(row: Mapping[str, Any]) -> Fix:
+    note, ways = row.get("note", ""), row.get("or", ())
+    steps = [Step(f"# {line}", note=note, persists=True) for line in row.get("run", ())]
+    steps += [look(line, "" if steps else note) for line in row.get("shows", ())]
+    return Fix(*steps, alternatives=ways) if steps else Fix(text=ways[0], alternatives=ways[1:])
+
+
 @functools.cache
 def _rows() -> dict[int, Xid]:
     data = read_table(__package__, "xid.toml")
+    fixes = {name: _fix(row) for name, row in data["fix"].items()}
     return {
-        number: Xid(number, row["means"], Severity(row["severity"]), data["fix"][row["fix"]])
+        number: Xid(number, row["means"], Severity(row["severity"]), fixes[row["fix"]])
         for row in data["xid"]
         for number in row["numbers"]
     }

@@ -68,6 +68,7 @@ from nccl_doctor.api import (
     Evidence,
     Figure,
     Finding,
+    Fix,
     Layer,
     Level,
     OutcomeStatus,
@@ -75,6 +76,7 @@ from nccl_doctor.api import (
     Skip,
     Untested,
     Where,
+    look,
 )
 from nccl_doctor.toolkit.gpu.devices import (
     EXCLUSIVE_PROCESS,
@@ -379,6 +381,9 @@ def _faulty(where: Where, facts: Mapping[str, Any], right: Collection[str]) -> I
             f"{wrong['example']}",
             where,
             dict(wrong),
-            fix="drain the host, run `dcgmi diag -r 3`, and have the GPU replaced",
+            fix=Fix(
+                look("dcgmi diag -r 3", "drain the host before"),
+                alternatives=["have the GPU replaced"],
+            ),
             confidence=Confidence.CERTAIN if facts["model"] in right else Confidence.LIKELY,
         )

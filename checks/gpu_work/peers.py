@@ -11,11 +11,13 @@ from nccl_doctor.api import (
     Confidence,
     Evidence,
     Finding,
+    Fix,
     Kind,
     Layer,
     OutcomeStatus,
     Severity,
     Where,
+    export,
 )
 from nccl_doctor.toolkit.fabric.direct import in_the_way
 from nccl_doctor.toolkit.gpu.ends import certainty_of, is_gone
@@ -28,8 +30,10 @@ P2P_BROKEN = Kind(
     "Data that one GPU copies to another does not arrive, or arrives corrupted",
     "NCCL copies this way between the ranks of a host: the first collective hangs right after "
     "`Init COMPLETE`, or silently gives wrong sums.",
-    "export NCCL_P2P_DISABLE=1 shows whether this is the cause; boot with iommu=pt, turn ACS off, "
-    "upgrade the driver",
+    Fix(
+        export(NCCL_P2P_DISABLE="1"),
+        alternatives=["if that helps: boot with iommu=pt, turn ACS off, upgrade the driver"],
+    ),
 )
 P2P_UNTESTED = Kind(
     "gpu-p2p-untested",

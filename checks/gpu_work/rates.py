@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from nccl_doctor.api import Confidence, Figure, Finding, Rank, Where, place_of
+from nccl_doctor.api import Confidence, Figure, Finding, Fix, Rank, Where, look, place_of
 from nccl_doctor.toolkit.gpu.tables import MEASURES, pcie_rate, peaks_of
 from nccl_doctor.toolkit.outliers import slow_ones
 from nccl_doctor.toolkit.shared_kinds import GPU_SLOW
@@ -25,9 +25,12 @@ _LEAST_OF_LINK = 0.3
 GPUs of a host copy at once, and may share one link to it: each has its share of that.
 """
 _PCIE = ("to_device", "to_host")
-_COPIES_FIX = (
-    "numactl --hardware and nvidia-smi topo -m: are the rank's CPUs beside its GPU? Look for other "
-    "copies on the same PCIe switch, and for IOMMU and ACS (check gpu_direct)"
+_COPIES_FIX = Fix(
+    look("numactl --hardware"),
+    look("nvidia-smi topo -m", "are the rank's CPUs beside its GPU?"),
+    alternatives=[
+        "look for other copies on the same PCIe switch, and for IOMMU and ACS (check gpu_direct)"
+    ],
 )
 _LOADS = (
     ("sm_clock_mhz", 1, "SM clock under load", "MHz", "max_sm_clock_mhz"),

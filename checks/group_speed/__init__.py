@@ -68,6 +68,7 @@ from nccl_doctor.api import (
     Evidence,
     Figure,
     Finding,
+    Fix,
     Kind,
     Layer,
     Level,
@@ -76,6 +77,7 @@ from nccl_doctor.api import (
     Setup,
     Severity,
     Where,
+    look,
 )
 from nccl_doctor.toolkit.gpu.devices import own_device
 from nccl_doctor.toolkit.groups.attempts import attempt_deadline
@@ -108,8 +110,10 @@ RANK_SLOW = Kind(
     Layer.SPEED,
     "A rank computes much more slowly than the others",
     "every step waits for the slowest rank: the whole job runs at its speed",
-    "look at the clocks, temperature and power limit of its device (nvidia-smi -q -d "
-    "CLOCK,PERFORMANCE,TEMPERATURE), or at other work on its cores",
+    Fix(
+        look("nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE"),
+        look("top -b -n 1 | head -20", "other work on its cores"),
+    ),
     Severity.WARN,
     delays=True,
 )

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nccl_doctor.api import Confidence, Finding, Severity, Where
+from nccl_doctor.api import Confidence, Finding, Fix, Severity, Where, look
 from nccl_doctor.toolkit.gpu.own import OwnGpu, own_gpus
 from nccl_doctor.toolkit.groups.timed import rate_text, size_text
 from nccl_doctor.toolkit.shared_kinds import BELOW_FLOOR
@@ -22,9 +22,13 @@ from .measured import Measured, Try
 
 LEAST_BYTES = 64 << 20
 """Smaller messages do not fill NVLinks; only `--level full` has larger ones."""
-_FIX = (
-    "nvidia-smi nvlink -s and nvidia-smi topo -m on one of the hosts; NCCL_DEBUG=INFO shows the "
-    "path of each channel (P2P, SHM or NET); try without NCCL_TOPO_FILE"
+_FIX = Fix(
+    look("nvidia-smi nvlink -s"),
+    look("nvidia-smi topo -m"),
+    alternatives=[
+        "NCCL_DEBUG=INFO shows the path of each channel (P2P, SHM or NET)",
+        "try without NCCL_TOPO_FILE",
+    ],
 )
 
 

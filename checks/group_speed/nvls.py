@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-from nccl_doctor.api import Confidence, Finding, Level, Where
+from nccl_doctor.api import Confidence, Finding, Fix, Level, Where, export, look
 from nccl_doctor.toolkit.gpu.own import OwnGpu, own_gpus
 from nccl_doctor.toolkit.groups.attempts import Attempt
 from nccl_doctor.toolkit.groups.doing import step_of, what_they_did
@@ -30,10 +30,13 @@ T = TypeVar("T")
 NVLS_ALONE = {"NCCL_ALGO": "allreduce:nvls"}
 NVLS_SIZES = (1 << 20, 1 << 24, 1 << 27)
 BY_NVLS = "by NVLink SHARP alone (NCCL_ALGO=allreduce:nvls) "
-NVLS_FIX = (
-    "systemctl status nvidia-fabricmanager, its log, and nvidia-smi -q | grep -A4 Fabric; if it "
-    "was restarted while GPUs were in use, reset the GPUs or reboot the host; until then "
-    "NCCL_NVLS_ENABLE=0 on all ranks makes the hosts equal"
+NVLS_FIX = Fix(
+    look("systemctl status nvidia-fabricmanager", "and its log"),
+    look("nvidia-smi -q | grep -A4 Fabric"),
+    alternatives=[
+        "if it was restarted while GPUs were in use: reset the GPUs or reboot the host",
+        Fix(export(NCCL_NVLS_ENABLE="0")),
+    ],
 )
 NVLS_FAILS = BANDWIDTH_LOW.variant(
     title="NVLink SHARP fails inside a host, and works inside others",

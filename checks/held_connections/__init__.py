@@ -65,6 +65,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from nccl_doctor.api import (
@@ -74,15 +75,18 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
     Level,
     Round,
     Severity,
     Skip,
+    Step,
     Turn,
     Untested,
     Where,
+    export,
     host_labels,
 )
 from nccl_doctor.toolkit.hosts import link_names
@@ -354,19 +358,23 @@ def _finding(
     )
 
 
+_REMEMBER = "sysctl -w net.netfilter.nf_conntrack_tcp_timeout_established=432000"
+
+
 def _fix(loss: Loss, forgetful: Sequence[str]) -> str:
     if forgetful:
-        return (
-            f"on {', '.join(sorted(forgetful))}: "
-            "sysctl -w net.netfilter.nf_conntrack_tcp_timeout_established=432000"
-        )
+        return Fix(Step(_REMEMBER, tuple(sorted(forgetful))))
     keep_s = max(1, int(min(_LONGEST_KEPT_S, loss.after_s / 2)))
-    return (
-        f"raise the idle time-out of what stands between these hosts far above "
-        f"{seconds(loss.after_s)}: on EC2, aws ec2 modify-network-interface-attribute "
-        "--network-interface-id <eni> --connection-tracking-specification "
-        "TcpEstablishedTimeout=432000; on a Linux firewall, sysctl -w "
-        "net.netfilter.nf_conntrack_tcp_timeout_established=432000; where it cannot be raised, "
-        f"export LD_PRELOAD=libkeepalive.so.0 KEEPIDLE={keep_s} KEEPINTVL={keep_s} for the job "
-        "(net.ipv4.tcp_keepalive_time alone does nothing: NCCL and gloo do not set SO_KEEPALIVE)"
+    on_ec2 = "# aws ec2 modify-network-interface-attribute --network-interface-id DEVICE "
+    on_ec2 += "--connection-tracking-specification TcpEstablishedTimeout=432000"
+    keep = export(LD_PRELOAD="libkeepalive.so.0", KEEPIDLE=str(keep_s), KEEPINTVL=str(keep_s))
+    why = "where it cannot be raised (net.ipv4.tcp_keepalive_time alone does nothing)"
+    return Fix(
+        text="raise the idle time-out of what stands between these hosts far above "
+        f"{seconds(loss.after_s)}",
+        alternatives=[
+            Fix(Step(on_ec2, note="EC2; DEVICE is the eni", persists=True)),
+            Fix(Step(f"# {_REMEMBER}", note="on a Linux firewall between them")),
+            Fix(replace(keep, note=why)),
+        ],
     )

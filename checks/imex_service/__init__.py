@@ -50,11 +50,16 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Host,
     Kind,
     Layer,
+    On,
     Skip,
+    Step,
     Where,
+    export,
+    look,
     odd_ones_out,
 )
 from nccl_doctor.toolkit.gpu.devices import host_gpus
@@ -69,15 +74,26 @@ NOT_RUNNING = Kind(
     Layer.DEVICE,
     "The IMEX service does not run, and NCCL would use NVLink between hosts",
     "Memory of GPUs cannot be exported to other hosts: NCCL ends when it forms a group.",
-    "systemctl start nvidia-imex, and systemctl status nvidia-imex if it ends; or export "
-    "NCCL_MNNVL_ENABLE=0",
+    Fix(
+        Step("systemctl start nvidia-imex", undo="systemctl stop nvidia-imex"),
+        look("systemctl status nvidia-imex", "if it ends"),
+        alternatives=[Fix(export(NCCL_MNNVL_ENABLE="0"))],
+    ),
 )
 NODES_DIFFER = Kind(
     "imex-nodes-differ",
     Layer.DEVICE,
     "IMEX services of one NVLink domain have different lists of hosts",
     "Services whose lists differ refuse each other: NCCL ends when it forms a group.",
-    f"write the same list of addresses on all hosts, {_RESTART}",
+    Fix(
+        Step(
+            "systemctl restart nvidia-imex",
+            On.EVERY,
+            note="after the same list of addresses was written on all hosts",
+            persists=True,
+        ),
+        look("nvidia-imex-ctl -N", "the result"),
+    ),
     between=True,
 )
 HOST_MISSING = Kind(
@@ -85,7 +101,15 @@ HOST_MISSING = Kind(
     Layer.DEVICE,
     "A host is missing in the list of the IMEX services",
     "The services do not accept a host that is not in their list: NCCL ends when it forms a group.",
-    f"add its address to the list on all hosts, {_RESTART}",
+    Fix(
+        Step(
+            "systemctl restart nvidia-imex",
+            On.EVERY,
+            note="after its address was added to the list on all hosts",
+            persists=True,
+        ),
+        look("nvidia-imex-ctl -N", "the result"),
+    ),
 )
 
 

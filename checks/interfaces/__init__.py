@@ -64,6 +64,7 @@ from nccl_doctor.api import (
     Step,
     Where,
     host_labels,
+    look,
     word,
 )
 from nccl_doctor.toolkit.nccl.answer import Answer, ask_nccl
@@ -105,13 +106,20 @@ INTERFACE_DOWN = Kind(
     title="The chosen interface is not running or has no address",
     why="NCCL skips an interface without carrier; an address that gloo binds there cannot be "
     "reached.",
-    fix="ip link set <nic> up, check the cable, or choose another interface: " + _EXACT,
+    fix=Fix(
+        Step("# ip link set NIC up", undo="# ip link set NIC down"),
+        alternatives=["check the cable", "choose another interface: " + _EXACT],
+    ),
 )
 NONE_RUNS = INTERFACE_DOWN.variant(
     title="No interface of the host can carry what the job sends",
     why="All of them are down, or have no address: the library finds none to listen on, and the "
     "other hosts wait for this one until their time-out.",
-    fix="ip -br addr shows them: ip link set <nic> up, check the cable, and give it its address",
+    fix=Fix(
+        look("ip -br addr"),
+        Step("# ip link set NIC up", undo="# ip link set NIC down"),
+        alternatives=["check the cable, and give the interface its address"],
+    ),
 )
 INTERFACE_LOOPBACK = Kind(
     code="interface-loopback",

@@ -75,6 +75,8 @@ from nccl_doctor.api import (
     Turn,
     Untested,
     Where,
+    fill,
+    fill_each,
     host_labels,
 )
 from nccl_doctor.toolkit.host import interface_mtu, load_average
@@ -100,6 +102,7 @@ from nccl_doctor.toolkit.peers.schedule import (
     schedule_of,
 )
 
+from .kinds import HOST_LATE, HOST_SLOW, LATENCY_HIGH, LINK_SLOW
 from .left_out import lossy_links, shut_links
 from .path_mtu import PATH_MTU_LOW, judge_paths
 from .slowness import Confirmed, Measure, confirm, read_measures, try_again
@@ -107,47 +110,10 @@ from .timed import Pace, hold_meetings, nic_speed
 from .wire import Gate
 from .words import WAYS, milliseconds, span, speed
 
-_SLOWEST = "a collective is as slow as its slowest link, so the whole job waits at each step"
-
-HOST_SLOW = Kind(
-    "host-slow",
-    Layer.SPEED,
-    "A host sends or receives much more slowly than the others",
-    _SLOWEST,
-    "on the host: ethtool <nic> (negotiated speed), ip -s link show <nic> (errors); compare the "
-    "PCIe slot, driver and switch port of the NIC, and rate limits, with those of another host",
-    Severity.WARN,
-    delays=True,
-)
-LINK_SLOW = Kind(
-    "link-slow",
-    Layer.SPEED,
-    "A link is much slower than the others, and both of its ends are fast with other hosts",
-    _SLOWEST,
-    "check the path between the two hosts: ip route get <address>, tracepath <address>; VPN, "
-    "switch uplink, rate limit",
-    Severity.WARN,
-    delays=True,
-)
-LATENCY_HIGH = Kind(
-    "latency-high",
-    Layer.SPEED,
-    "Round trips take much longer than on the other links",
-    "small collectives and barriers wait for it several times in each step",
-    "check the path between the two hosts: ip route get <address>, tracepath <address>; VPN, "
-    "another site, power saving of the NIC",
-    Severity.WARN,
-    delays=True,
-)
-
 _FIRST, _AGAIN = "exchange", "confirm"
 _PACES = {_FIRST: Pace(), _AGAIN: Pace(burst_s=0.2, limit_s=7.0)}
 _LISTEN_S = 10.0
 _WHILE_BUSY = "A link seemed slow while the CPU of one end was busy"
-_HOST_LATE = (
-    "on the host: ethtool -c <nic> (interrupt coalescing), cpupower idle-info, top; ping another "
-    "host from it"
-)
 _NOT_KNOWN = "What the link itself can do is not known; a job that shares the CPU would be as slow."
 _ALL_PAIRS = 16
 """Hosts up to which every pair is measured; above, only at level full."""
@@ -356,9 +322,13 @@ class _Judge:
         """The finding for one cause; a comparison alone is never certain."""
         seats = cause.ends if cause.is_host else ()
         nics = sorted({self.facts[seat]["interface"] for seat in cause.ends})
-        fix = _HOST_LATE if kind is LATENCY_HIGH and cause.is_host else kind.fix
-        fix = fix.replace("<nic>", "/".join(nics))
-        fix = fix.replace("<address>", self.facts[cause.ends[-1]]["address"])
+        if cause.is_host:
+            ends = [(self.labels[end], {"NIC": self.facts[end]["interface"]}) for end in cause.ends]
+            fix = fill_each(HOST_LATE if kind is LATENCY_HIGH else kind.fix, ends)
+        else:
+            caller, called = min(cause.pairs)
+            address = self.facts[called]["address"]
+            fix = fill(kind.fix, on=(self.labels[caller],), ADDRESS=address)
         held = [each for each in shaped_at(self.cluster, cause.ends) if each[1] in nics]
         words += in_words(held)
         most = 2 * len(cause.pairs) > len(self.first)

@@ -12,12 +12,15 @@ from typing import Any
 from nccl_doctor.api import (
     Confidence,
     Finding,
+    Fix,
     Kind,
     Layer,
     Rank,
     Severity,
     Where,
     blame_links,
+    fill,
+    look,
 )
 from nccl_doctor.toolkit.hosts import link_names
 
@@ -27,8 +30,15 @@ PATH_MTU_LOW = Kind(
     "A path carries smaller packets than the interfaces at both of its ends",
     "More packets for the same data: sockets reach less bandwidth, and a packet that may not be "
     "cut, as those of RoCE, is lost.",
-    "tracepath -n <address> shows where; set the MTU there to that of the hosts (switch ports and "
-    "routers: 9216), or that of the hosts to what the path carries",
+    Fix(
+        look("tracepath -n ADDRESS", "shows where"),
+        alternatives=[
+            Fix(
+                text="set the MTU there to that of the hosts (switch ports and routers: 9216), or "
+                "that of the hosts to what the path carries"
+            )
+        ],
+    ),
     Severity.WARN,
 )
 
@@ -85,7 +95,7 @@ def judge_paths(
                     for a, b in sorted(pairs)[:20]
                 }
             },
-            fix=PATH_MTU_LOW.fix.replace("<address>", some[0].target),
+            fix=fill(PATH_MTU_LOW.fix, on=(labels[min(pairs)[0]],), ADDRESS=some[0].target),
             severity=None if fine else Severity.INFO,
             confidence=Confidence.LIKELY,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nccl_doctor.api import (
@@ -13,6 +14,7 @@ from nccl_doctor.api import (
     Fix,
     Kind,
     Layer,
+    On,
     Rank,
     Severity,
     Step,
@@ -25,6 +27,7 @@ from nccl_doctor.toolkit.containers import alike, network_for
 from nccl_doctor.toolkit.hosts import WHO, everybody_came_in, is_namesake, who_has_what
 from nccl_doctor.toolkit.net.interfaces import is_loopback
 from nccl_doctor.toolkit.net.names import LookUp
+from nccl_doctor.toolkit.relaunch import start_with
 from nccl_doctor.toolkit.shared_kinds import ADDR_DIGITS_ONLY, ADDR_LOOPBACK, ADDR_UNRESOLVABLE
 from nccl_doctor.toolkit.slurm import address_of, slurm_hosts
 
@@ -33,14 +36,17 @@ ADDR_DIFFERS = Kind(
     layer=Layer.NAME,
     title="MASTER_ADDR leads to different machines on different hosts",
     why="A host that looks for rank 0 at another address never reaches it.",
-    fix="use the address itself: export MASTER_ADDR=ADDRESS on every host",
+    fix=Fix(Step("# export MASTER_ADDR=ADDRESS", On.EVERY, note="of rank 0's host")),
 )
 ADDR_NOT_ON_MASTER = Kind(
     code="addr-not-on-master",
     layer=Layer.NAME,
     title="MASTER_ADDR is not an address of rank 0's host",
     why="Rank 0 serves the store on its own host; all other ranks look for it elsewhere.",
-    fix="export MASTER_ADDR=ADDRESS of the host that runs rank 0, or start rank 0 there",
+    fix=Fix(
+        Step("# export MASTER_ADDR=ADDRESS", On.EVERY, note="of the host that runs rank 0"),
+        alternatives=["start rank 0 on the host that MASTER_ADDR names"],
+    ),
 )
 ADDR_FAMILY_MIXED = Kind(
     code="addr-family-mixed",
@@ -62,13 +68,16 @@ DNS_SLOW = Kind(
     delays=True,
 )
 
-_FIX_IPV6 = (
-    "repair the name server in /etc/resolv.conf, or take it out; or, on every host: export "
-    "MASTER_ADDR={address}"
-)
 _PLAIN = re.compile(r"[\w.:% -]+")
 """A line of /etc/hosts that no shell takes for anything else."""
-_FIX_LITERAL = "give this host an IPv6 route, or export MASTER_ADDR=IPV4_ADDRESS on every host"
+_FIX_LITERAL = Fix(
+    text="give this host an IPv6 route",
+    alternatives=[
+        Fix(
+            Step("# export MASTER_ADDR=ADDRESS", On.EVERY, note="the IPv4 address of rank 0's host")
+        )
+    ],
+)
 _SHOWN = 4
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
@@ -121,9 +130,13 @@ class View:
 def unusable(view: View, views: Sequence[View]) -> Iterator[Finding]:
     """Findings on a MASTER_ADDR that is no name, does not resolve here, or cannot be used."""
     name, found = view.name, view.found
+    master = _master(views)
+    serves = (master and master.address()) or ""
     if view.is_digits and not view.got_in and not view.is_loopback:
         text = f"{view.shown}: it is read as a number"
-        yield Finding(ADDR_DIGITS_ONLY, text, view.where, shuts_out=view.is_master)
+        steps = start_with([view.rank], "master_addr", serves, On.HERE) if serves else ()
+        fix: str = Fix(*steps) if steps else ""
+        yield Finding(ADDR_DIGITS_ONLY, text, view.where, fix=fix, shuts_out=view.is_master)
     elif view.came_s is not None:
         yield Finding(
             ADDR_UNRESOLVABLE.variant(title="MASTER_ADDR did not resolve at first"),
@@ -135,16 +148,18 @@ def unusable(view: View, views: Sequence[View]) -> Iterator[Finding]:
             severity=Severity.INFO,  # torch asks again until its time-out
         )
     elif not view.answers:
-        fix: str = f"add rank 0's host to /etc/hosts here: ADDRESS {name}"
-        if name in slurm_hosts(view.rank.env.get("SLURM_JOB_NODELIST", "")):
-            fix = f"export MASTER_ADDR={address_of(name)} (by which Slurm reaches it)"
+        known = [a for other in views for a in other.answers if not is_loopback(a)]
+        address = known[-1] if known else serves
+        fix = f"add rank 0's host to /etc/hosts here: ADDRESS {name}"
+        nodes = slurm_hosts(view.rank.env.get("SLURM_JOB_NODELIST", ""))
+        if name in nodes and _PLAIN.fullmatch(name):
+            line = f"export MASTER_ADDR={address_of(name)}"
+            undo, note = f"export MASTER_ADDR={word(name)}", "by which Slurm reaches it"
+            fix = Fix(Step(line, On.EVERY, undo=undo, note=note))
         if "/" in name or name.count(":") == 1:
             fix = "MASTER_ADDR takes only a name or an address: the port goes into MASTER_PORT"
-        for address in (a for other in views for a in other.answers if not is_loopback(a)):
-            line = f"{address} {name}"
-            undo = f"sed -i {word(f'/^{line}$/d')} /etc/hosts"
-            command = f'echo "{line}" >> /etc/hosts' if _PLAIN.fullmatch(line) else ""
-            fix = Fix(Step(command, undo=undo, persists=True)) if command else fix
+        elif address and _PLAIN.fullmatch(name):
+            fix = Fix(_add_line(f"{address} {name}"))
         launch = view.rank.launch
         if launch and launch.agent_store and launch.launcher != "ray":
             # With the c10d rendezvous it is the name that rank 0's agent found for itself.
@@ -182,7 +197,7 @@ def unusable(view: View, views: Sequence[View]) -> Iterator[Finding]:
 def loopback(cluster: Cluster, views: Sequence[View]) -> Iterator[Finding]:
     """Findings on a MASTER_ADDR that is a loopback address."""
     master = _master(views)
-    address = (master and master.address()) or "ADDRESS of rank 0's host"
+    address = (master and master.address()) or ""
     # Seen from one machine, two node ranks that share it look the same.
     confidence = Confidence.CERTAIN if len(views) > 1 else Confidence.LIKELY
     for view in views:
@@ -191,8 +206,9 @@ def loopback(cluster: Cluster, views: Sequence[View]) -> Iterator[Finding]:
         # Rank 0's host may resolve to 127.0.1.1: it does reach its own store there.
         theirs = anywhere and not everybody_came_in(cluster)
         if view.is_loopback and (theirs if view.is_master else not view.got_in):
-            entry = "" if anywhere else f", or take {view.name} off the loopback line of /etc/hosts"
-            fix: str = f"export MASTER_ADDR={address} on every host{entry}"
+            entry = f"take {view.name} off the loopback line of /etc/hosts"
+            others = [] if anywhere else [Fix(text=entry)]
+            fix = Fix(*_lead_to(view, views, address), alternatives=others)
             said, twin = "", is_namesake(view.rank)
             if twin:  # its own line in /etc/hosts is right, and the name is wrong
                 node = view.rank.launch.node_rank if view.rank.launch else None
@@ -210,6 +226,29 @@ def loopback(cluster: Cluster, views: Sequence[View]) -> Iterator[Finding]:
                 explained_by="hostname-duplicate" if twin else None,
                 shuts_out=view.is_master,
             )
+
+
+def _lead_to(view: View, views: Sequence[View], address: str) -> tuple[Step, ...]:
+    """The steps that give MASTER_ADDR: on one host, or on all where all have the same value.
+
+    A comment where the address is not known.
+    """
+    alike = len({each.name for each in views}) == 1
+    where = On.EVERY if alike else On.HERE
+    steps = start_with([view.rank], "master_addr", address or "ADDRESS", where)
+    if address:
+        return steps
+    return tuple(
+        replace(step, command=f"# {step.command.removeprefix('# ')}", note="that of rank 0's host")
+        for step in steps
+    )
+
+
+def _add_line(line: str) -> Step:
+    """The step that adds a line to /etc/hosts; a shell takes it for nothing else."""
+    # A container has the file as a mount, which `sed -i` cannot replace.
+    undo = f"LEFT=$(grep -vxF '{line}' /etc/hosts); printf '%s\\n' \"$LEFT\" > /etc/hosts"
+    return Step(f'echo "{line}" >> /etc/hosts', undo=undo, persists=True)
 
 
 def _master(views: Sequence[View]) -> View | None:
@@ -252,7 +291,9 @@ def not_on_master(
         certain = owners and severity is Severity.FAIL
         address, fix = master.address(), ""
         if address:
-            fix = f"export MASTER_ADDR={address} on every host, or start rank 0 on {master.name}"
+            other = f"start rank 0 on {master.name}"
+            steps = start_with([master.rank], "master_addr", address, On.EVERY)
+            fix = Fix(*steps, alternatives=[Fix(text=other)])
         yield Finding(
             ADDR_NOT_ON_MASTER,
             f"{master.shown}, which {owned}",
@@ -285,10 +326,9 @@ def differing(views: Sequence[View]) -> Iterator[Finding]:
         known, fix = "there is no majority", ""
         if usual:
             known = f"rank 0 is at {usual[0]}"
-            fix = (
-                f"export MASTER_ADDR={usual[0]}, or correct {view.name} in /etc/hosts or the name "
-            )
-            fix += "server"
+            steps = start_with([view.rank], "master_addr", usual[0], On.HERE)
+            other = f"correct {view.name} in /etc/hosts or the name server"
+            fix = Fix(*steps, alternatives=[Fix(text=other)])
         yield Finding(
             ADDR_DIFFERS,
             f"{view.shown}; {known}",
@@ -318,7 +358,9 @@ def slow(
     fix = ""
     if not slow and view.found.answers and view.facts.get("ipv6", {}).get("slow"):
         slow = [LookUp.from_json({**view.facts["ipv6"], "query": f"{view.name} for IPv6 alone"})]
-        fix = _FIX_IPV6.format(address=view.found.answers[0])
+        steps = start_with([view.rank], "master_addr", view.found.answers[0], On.EVERY)
+        other = "repair the name server in /etc/resolv.conf, or take it out"
+        fix = Fix(*steps, alternatives=[Fix(text=other)])
     if slow:
         spent = {found: f"{max(found.took_s[:2]):.0f} s" for found in slow}
         shown = [

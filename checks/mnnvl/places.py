@@ -10,11 +10,14 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Finding,
+    Fix,
     Host,
     Kind,
     Layer,
+    On,
     Severity,
     Where,
+    look,
     odd_ones_out,
 )
 from nccl_doctor.toolkit.gpu.mnnvl import Clique, clique_of, fabric_gpus
@@ -25,8 +28,10 @@ DOMAIN_SPLIT = Kind(
     Layer.DEVICE,
     "A host or GPU is in another NVLink domain or clique than its neighbours",
     "NCCL uses the network in place of NVLink between them, and all ranks wait for it.",
-    "nvidia-smi -q | grep -A 6 Fabric on all hosts; look at the partitions in the fabric manager "
-    "of the NVSwitches (NMX-C)",
+    Fix(
+        look("nvidia-smi -q | grep -A 6 Fabric", on=On.EVERY),
+        alternatives=["look at the partitions in the fabric manager of the NVSwitches (NMX-C)"],
+    ),
     Severity.WARN,
     between=True,
 )

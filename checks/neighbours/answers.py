@@ -14,19 +14,27 @@ from nccl_doctor.api import (
     Fix,
     Kind,
     Layer,
+    On,
     Severity,
     Step,
     Where,
+    fill,
     host_labels,
+    look,
     word,
 )
 from nccl_doctor.toolkit.peers.matrix import read_calls
 
 from .room import networks_of
 
-APART = (
-    "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2, and the same in "
-    "/etc/sysctl.d/90-arp.conf for the next boot"
+_SETTINGS = "/etc/sysctl.d/90-arp.conf"
+_KEYS = "net.ipv4.conf.all.arp_ignore={} net.ipv4.conf.all.arp_announce={}"
+APART = Fix(
+    Step(
+        f"sysctl -w {_KEYS.format(1, 2)} | tee {_SETTINGS}",
+        undo=f"rm {_SETTINGS} && sysctl -w {_KEYS.format(0, 0)}",
+        persists=True,
+    )
 )
 """Each interface answers for its own addresses only, and asks in its own name."""
 OTHER_NIC = Kind(
@@ -44,8 +52,12 @@ ANOTHER = Kind(
     "Another machine answers for the address of a host",
     "Packets for the host go to the machine that answered last: connections are refused, or get no "
     "answer, or break at random.",
-    "ip neigh show <address>: find the machine with that hardware address (switch: show mac "
-    "address-table), and take the address from it",
+    Fix(
+        look(
+            "ip neigh show ADDRESS", "shows its hardware address (switch: show mac address-table)"
+        ),
+        alternatives=[Fix(text="find the machine with that one, and take the address from it")],
+    ),
 )
 
 
@@ -53,7 +65,7 @@ FIXED = ANOTHER.variant(
     title="A fixed entry of the neighbour table leads to another machine",
     why="The kernel asks nobody for that address: what the host sends to it goes to a machine that "
     "does not take it, and calls get no answer.",
-    fix="ip neigh show nud permanent; delete the entry that is wrong, and what makes it",
+    fix=Fix(look("ip neigh show nud permanent", "delete what is wrong, and what makes it")),
 )
 """An entry that a person or a program made, and that only stands where nothing asks again."""
 
@@ -102,7 +114,7 @@ def judge_answers(cluster: Cluster, hosts: Mapping[int, Mapping[str, Any]]) -> I
                 f"{own[0]} answers for {answer.address} of {answer.interface}",
                 where,
                 {**evidence, **hosts[answer.listener]["arp"]},
-                fix=f"{OTHER_NIC.fix}; on the other hosts: ip neigh flush to {answer.address}",
+                fix=_keep_apart(answer.address),
                 severity=Severity.WARN if answer.carries else None,
             )
         elif answer.failed and (others or answer.sound):
@@ -112,10 +124,15 @@ def judge_answers(cluster: Cluster, hosts: Mapping[int, Mapping[str, Any]]) -> I
                 f"{answer.mac} answers for {answer.address}, {said}",
                 where | Where(hosts=tuple(others)),
                 evidence,
-                fix=f"on {labels[min(answer.failed)]}: "
-                + ANOTHER.fix.replace("<address>", answer.address),
+                fix=fill(ANOTHER.fix, on=(labels[min(answer.failed)],), ADDRESS=answer.address),
                 confidence=Confidence.LIKELY,
             )
+
+
+def _keep_apart(address: str) -> Fix:
+    """The fix for a host that answers by another interface than the one with the address."""
+    flush = Step(f"ip neigh flush to {word(address)}", On.OTHERS, persists=True)
+    return Fix(*APART.steps, flush)
 
 
 def judge_fixed(cluster: Cluster, hosts: Mapping[int, Mapping[str, Any]]) -> Iterator[Finding]:

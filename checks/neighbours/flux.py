@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from nccl_doctor.api import Cluster, Confidence, Finding, Kind, Layer, Severity, Where
+from nccl_doctor.api import (
+    Cluster,
+    Confidence,
+    Finding,
+    Fix,
+    Kind,
+    Layer,
+    Severity,
+    Step,
+    Where,
+    word,
+)
 
 from .answers import APART
 
@@ -47,10 +58,18 @@ def judge_flux(cluster: Cluster, known: Collection[str]) -> Iterator[Finding]:
                 f"not leave by {nic}",
                 Where(hosts=(host,), interfaces=tuple(sorted(set(loose)))),
                 {"network": net, "interfaces": mine},
-                fix=f"on {host}: {APART}; then ip route add {net} dev {nic} src {address} table "
-                f"101 and ip rule add from {address} table 101, for each interface but the first",
+                fix=Fix(*APART.steps, *_own_ways(net, astray)),
                 confidence=Confidence.LIKELY,
             )
+
+
+def _own_ways(net: str, astray: Iterable[tuple[str, str]]) -> Iterator[Step]:
+    """The steps by which what is sent from an address leaves by its interface."""
+    for table, (nic, address) in enumerate(astray, 101):
+        route = f"{word(net)} dev {word(nic)} src {word(address)} table {table}"
+        rule = f"from {word(address)} table {table}"
+        yield Step(f"ip route add {route}", undo=f"ip route del {route}")
+        yield Step(f"ip rule add {rule}", undo=f"ip rule del {rule}")
 
 
 def _is_whole(entry: Collection[Any]) -> bool:

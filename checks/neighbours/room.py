@@ -8,7 +8,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.api import Cluster, Confidence, Finding, Kind, Layer, Rank, Severity, Where
+from nccl_doctor.api import (
+    Cluster,
+    Confidence,
+    Finding,
+    Fix,
+    Kind,
+    Layer,
+    Rank,
+    Severity,
+    Step,
+    Where,
+)
 from nccl_doctor.toolkit.host import text_of
 from nccl_doctor.toolkit.net.interfaces import is_alone, is_link_local, is_loopback, leads_inside
 
@@ -18,7 +29,12 @@ TABLE_SMALL = Kind(
     "The kernel cannot remember all neighbours of the host",
     "Packets to a neighbour for which there is no room are dropped: connections time out at random "
     "while the job starts (`neighbor table overflow!` in dmesg).",
-    "sysctl -w net.ipv4.neigh.default.gc_thresh3=8192 net.ipv4.neigh.default.gc_thresh2=4096",
+    Fix(
+        Step(
+            "sysctl -w net.ipv4.neigh.default.gc_thresh3=8192 "
+            "net.ipv4.neigh.default.gc_thresh2=4096"
+        )
+    ),
     Severity.WARN,
 )
 
@@ -99,6 +115,6 @@ def _table(rank: Rank, family: str, table: Mapping[str, Any], wanted: int) -> It
             f"room for {limit} {family.replace('ip', 'IP')} neighbours (gc_thresh3); {said}",
             Where(hosts=(rank.host.label,)),
             dict(table),
-            fix=f"sysctl -w {keys}3={size} {keys}2={size // 2} {keys}1={size // 8}",
+            fix=Fix(Step(f"sysctl -w {keys}3={size} {keys}2={size // 2} {keys}1={size // 8}")),
             confidence=Confidence.LIKELY,
         )

@@ -55,12 +55,14 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Host,
     Kind,
     Layer,
     OutcomeStatus,
     Severity,
     Skip,
+    export,
 )
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.nccl.plugin import PluginBuild, first_plugin, is_linked_in, plugin_build
@@ -90,7 +92,7 @@ DIFFERS = Kind(
     "Hosts have different network plug-ins of NCCL",
     "Hosts would use different networks, or different releases of one plug-in: NCCL fails or "
     "hangs, unless the plug-in finds no fabric and is not used.",
-    "the same plug-in on every host, or export NCCL_NET_PLUGIN=none on every host",
+    Fix(export(NCCL_NET_PLUGIN="none"), alternatives=["have the same plug-in on every host"]),
     Severity.WARN,
 )
 
@@ -100,8 +102,10 @@ CRASHES = Kind(
     "A network plug-in of NCCL crashes or hangs the process that loads it",
     "NCCL loads it in every rank, whatever NCCL_NET is: the rank dies or hangs at its first "
     "communicator.",
-    "export NCCL_NET_PLUGIN=none on every host, or install a build of the plug-in that fits this "
-    "image (NCCL, libfabric, UCX)",
+    Fix(
+        export(NCCL_NET_PLUGIN="none"),
+        alternatives=["install a build of the plug-in that fits this image (NCCL, libfabric, UCX)"],
+    ),
 )
 _LOAD = "load "
 

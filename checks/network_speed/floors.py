@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from nccl_doctor.api import Cluster, Confidence, Finding, Severity, Where
+from nccl_doctor.api import Cluster, Confidence, Finding, Fix, Severity, Where, look
 from nccl_doctor.toolkit.gpu.own import OwnGpu, own_gpus
 from nccl_doctor.toolkit.gpu.tables import pcie_rate
 from nccl_doctor.toolkit.groups.timed import rate_text
@@ -28,14 +28,21 @@ _NEAR = (0, 1)
 _DRIVER = "mlx5_core"
 """The driver of the NICs whose measurements are in the table."""
 _LEAST_BYTES = 16 << 20
-_FIX = (
-    "ib_write_bw between two of the hosts shows whether NCCL or the fabric is slow; then PCIe slot "
-    "of the NIC (lspci -vv: LnkSta), GPUDirect RDMA (check gpu_direct), switch ports, and for RoCE "
-    "priority flow control"
+_SLOT = look("lspci -vv | grep -e Mellanox -e LnkCap: -e LnkSta:", "the PCIe slot of the NIC")
+_FIX = Fix(
+    _SLOT,
+    alternatives=[
+        "ib_write_bw between two of the hosts shows whether NCCL or the fabric is slow",
+        "look at GPUDirect RDMA (check gpu_direct), switch ports, and for RoCE priority flow "
+        "control",
+    ],
 )
-_FIX_WRITES = (
-    "no GPU and no NCCL took part: PCIe slot of the NIC (lspci -vv: LnkSta), its cable, switch "
-    "ports, and for RoCE priority flow control"
+_FIX_WRITES = Fix(
+    _SLOT,
+    alternatives=[
+        "no GPU and no NCCL took part: look at its cable, switch ports, and for RoCE priority flow "
+        "control"
+    ],
 )
 WRITES_SLOW = BELOW_FLOOR.variant(
     title="RDMA writes are slower than this hardware gives at the least",

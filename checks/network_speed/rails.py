@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nccl_doctor.api import Cluster, Confidence, Finding, Kind, Layer, Severity, Where
+from nccl_doctor.api import Cluster, Confidence, Finding, Fix, Kind, Layer, Severity, Where, look
 from nccl_doctor.toolkit.groups.timed import rate_text, slow_pairs
 from nccl_doctor.toolkit.outliers import Edge, second_try, slow_ones
 
@@ -22,8 +22,11 @@ RAIL_SLOW = Kind(
     Layer.SPEED,
     "A NIC is much slower than the others of its kind",
     "NCCL spreads every collective over all NICs of a host, and waits for the slowest.",
-    "ibstat, error counters and PCIe slot (lspci -vv: LnkSta) of the NIC that is named, its cable "
-    "and switch port; until it is repaired, NCCL_IB_HCA without it on every host",
+    Fix(
+        look("ibstat", "error counters, cable and switch port of the NIC that is named"),
+        look("lspci -vv | grep -e LnkCap: -e LnkSta:", "its slot"),
+        alternatives=["until it is repaired: NCCL_IB_HCA without it on every host"],
+    ),
     Severity.WARN,
     by_deadline=True,  # a port that is slow or loses packets explains it
 )

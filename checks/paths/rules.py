@@ -9,10 +9,14 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Finding,
+    Fix,
     Severity,
     Where,
+    fill,
     host_labels,
+    look,
     odd_ones_out,
+    word,
 )
 from nccl_doctor.toolkit.hosts import sides_in_words
 from nccl_doctor.toolkit.outliers import slow_ones
@@ -41,7 +45,12 @@ SLOW = path_kind(
     "Writing to a path is much slower on one host than on the others",
     "A checkpoint takes as long as the slowest host: all others wait for it in a collective, which "
     "may time out.",
-    "compare mount options and the network to the file server with those of another host: mount",
+    Fix(
+        look(
+            "mount",
+            "compare the options, and the network to the file server, with those of another host",
+        )
+    ),
     Severity.WARN,
 )
 
@@ -88,7 +97,7 @@ def _room(path: str, group: Hosts, labels: Labels) -> Iterator[Finding]:
             f"{path}: {', '.join(little)}",
             Where(hosts=tuple(sorted(labels[seat] for seat in where))),
             evidence_of(where[min(where)]),
-            fix=FULL.fix.replace("<path>", path),
+            fix=fill(FULL.fix, FOLDER=path),
             severity=Severity.WARN,  # the file of the examination found room
         )
 
@@ -101,7 +110,7 @@ def _different(path: str, well: Hosts, odd: tuple[int, ...], labels: Labels) -> 
         MISSING,
         f"{path} is {sides_in_words(sides)}",
         Where(hosts=tuple(sorted(labels[seat] for seat in odd))),
-        fix=f"ls -ld {path} on these hosts; make it the same on all",
+        fix=Fix(look(f"ls -ld {word(path)}", "make it the same on all hosts")),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.api import Kind, Layer, Severity
+from nccl_doctor.api import Fix, Kind, Layer, On, Severity, Step, look
 
 PORT_IN_USE = Kind(
     code="port-in-use",
@@ -16,7 +16,7 @@ PORT_PRIVILEGED = Kind(
     layer=Layer.PORT,
     title="This user may not bind MASTER_PORT",
     why="Ports below ip_unprivileged_port_start (1024) are for root; rank 0 cannot serve there.",
-    fix="choose a MASTER_PORT from 1024 to 32767 on every host: export MASTER_PORT=29500",
+    fix=Fix(Step("export MASTER_PORT=29500", On.EVERY, note="or another one from 1024 to 32767")),
 )
 PORT_FORBIDDEN = PORT_PRIVILEGED.variant(
     title="A security rule forbids this process to bind MASTER_PORT",
@@ -39,7 +39,7 @@ PORT_REFUSED = Kind(
     title="The master refuses connections to MASTER_PORT",
     why="The host answers, but nothing listens at that port: rank 0 is not running, serves "
     "another port or runs elsewhere; or a firewall answers with a reset.",
-    fix="on rank 0's host: `ss -ltnp 'sport = :PORT'`; is rank 0 running, with this MASTER_PORT?",
+    fix=Fix(look("# sudo ss -ltnp", "rank 0's host: is rank 0 running, with this MASTER_PORT?")),
 )
 PORT_NOT_THE_STORE = Kind(
     code="port-not-the-store",
@@ -47,7 +47,10 @@ PORT_NOT_THE_STORE = Kind(
     title="The service at MASTER_PORT is not a TCPStore",
     why="Another service holds the port, or a proxy accepts connections for it; torch connects "
     "and then waits for an answer until its time-out.",
-    fix="on rank 0's host: `ss -ltnp 'sport = :PORT'`; choose a free MASTER_PORT on every host",
+    fix=Fix(
+        look("# sudo ss -ltnp", "rank 0's host: who has MASTER_PORT"),
+        alternatives=["choose a free MASTER_PORT on every host"],
+    ),
 )
 NO_ROUTE = Kind(
     code="no-route",
@@ -55,7 +58,10 @@ NO_ROUTE = Kind(
     title="No route to the master's address",
     why="There is no route to it, from here or from a router on the way, or no host on the local "
     "network has the address.",
-    fix="check the address and `ip route get ADDRESS`; is rank 0's host up, on the same network?",
+    fix=Fix(
+        look("ip route get ADDRESS"),
+        alternatives=["is rank 0's host up, on the same network? Is MASTER_ADDR right?"],
+    ),
 )
 DEAD_ROUTE = NO_ROUTE.variant(
     title="A route of the host leads nowhere, in the way of the master",

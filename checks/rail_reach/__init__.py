@@ -58,6 +58,7 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
     Level,
@@ -67,7 +68,10 @@ from nccl_doctor.api import (
     Untested,
     Where,
     blame_links,
+    export,
+    fill,
     host_labels,
+    look,
 )
 from nccl_doctor.toolkit.fabric.hca import rdma_settings
 from nccl_doctor.toolkit.fabric.rails import rails_of
@@ -80,14 +84,17 @@ from nccl_doctor.toolkit.variables.values import as_strtoll
 
 from .calls import RailCall, RailEnd, call_rails, rails_to_call, read_rail_calls
 
+_LOOK_AT = "then look at address, VLAN, cable and switch port of the interface that is named"
 UNREACHABLE = Kind(
     "rail-unreachable",
     Layer.ROUTE,
     "A RoCE rail does not reach the same rail of other hosts",
     "NCCL puts whole channels on this rail: the bootstrap works, but the first collective ends "
     "with error 12, or hangs.",
-    "address, VLAN, cable and switch port of the interface that is named; on the caller: ping -I "
-    "<nic> <address>",
+    Fix(
+        look("ping -c 3 -I NIC ADDRESS", _LOOK_AT),
+        look("ip route get ADDRESS oif NIC"),
+    ),
 )
 LARGE_LOST = Kind(
     "rail-mtu-blackhole",
@@ -105,7 +112,7 @@ APART = Kind(
     "RoCE rails do not reach each other, and NCCL may try it",
     "NCCL_CROSS_NIC=2, the default, mostly stays on one rail; send and receive without PXN do not, "
     "and end with error 12.",
-    "export NCCL_CROSS_NIC=0 on every host",
+    Fix(export(NCCL_CROSS_NIC="0")),
     Severity.INFO,
 )
 Rails = Mapping[int, Sequence[Mapping[str, Any]]]
@@ -228,14 +235,17 @@ def _findings(
         # The best call to repeat: from a good host, to a bad one.
         to = min(calls, key=lambda c: (c.ends[1][0] not in seats[:1], labels[c.ends[0][0]]))
         (seat, number), _ = to.ends
-        advice = f"{APART.fix}; else: {kind.fix}" if all(c.is_cross for c in calls) else kind.fix
-        fix = advice.replace("the caller", labels[seat]).replace("<address>", to.address)
+        values = {"ADDRESS": to.address, "NIC": rails[seat][number]["nic"]}
+        fix = fill(kind.fix, on=(labels[seat],), **values)
+        if all(call.is_cross for call in calls):
+            ways = [fix] if isinstance(fix, Fix) else [Fix(text=fix)]
+            fix = Fix(export(NCCL_CROSS_NIC="0"), alternatives=ways)
         yield Finding(
             kind,
             f"{ports}: {words}, twice ({len(calls)} calls, such as to {to.address})",
             Where(hosts=host, links=links, interfaces=tuple(sorted({r["name"] for r in bad}))),
             {"calls": [call.shown(labels) for call in calls[:5]]},
-            fix=fix.replace("<nic>", rails[seat][number]["nic"]),
+            fix=fix,
             # Only TCP was tested, in place of RoCE.
             severity=None if sure else Severity.WARN,
             confidence=Confidence.LIKELY if sure and not possible else Confidence.POSSIBLE,

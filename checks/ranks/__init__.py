@@ -54,7 +54,6 @@ from nccl_doctor.api import (
     Scope,
     Severity,
     Where,
-    number_range,
     place_of,
 )
 from nccl_doctor.toolkit.c10d import elastic_range
@@ -66,6 +65,7 @@ from nccl_doctor.toolkit.versions import Disagreement, disagreement
 from .claims import claimed_ranks, stands_for
 from .kept_out import HOST_ABSENT, kept_out
 from .slow_joining import SLOW, slow_joining
+from .to_type import on_absent, own_numbers, same_number
 
 LATE_INFO_S = 5.0
 """Importing torch from a cold file system takes that long; a smaller delay is not late."""
@@ -183,7 +183,8 @@ class Ranks(Check):
         nnodes = disagreement(NNODES, "nnodes", _given(cluster, "nnodes"), of_host=True)
         world = disagreement(WORLD_SIZE, "WORLD_SIZE", _given(cluster, "world_size"), of_host=False)
         if nnodes is not None:
-            yield nnodes.finding
+            odd = nnodes.finding.where.hosts
+            yield nnodes.finding.replaced(fix=same_number(cluster, odd, nnodes.usual))
         if world is not None:
             # Another number of hosts makes another world size: one cause, reported once.
             there = set(nnodes.finding.where.hosts) if nnodes else set()
@@ -257,8 +258,7 @@ def _duplicates(cluster: Cluster) -> tuple[list[Finding], Mapping[int, str]]:
                 f"{len(hosts)} hosts claim {claim}",
                 place_of(seats) | Where(nodes=() if node is None else (node,)),
                 evidence={"claims": _claims(seats)},
-                fix=f"give each of them its own node rank, 0 to {max(cluster.nnodes, 2) - 1}: "
-                "`torchrun --node-rank=K …`, or its own RANK for each process",
+                fix=own_numbers(cluster, hosts),
             )
         )
     claims: dict[int, list[Rank]] = defaultdict(list)
@@ -348,21 +348,15 @@ def _absent(cluster: Cluster, causes: Mapping[int, str]) -> Iterator[Finding]:
     unheard = {rank.refused for rank in cluster.absent if rank.refused}
     total = f"of {cluster.world_size} ranks: no sign-in within {cluster.join_timeout_s:g} s"
     for code, ranks in whole.items():
-        nodes = sorted({r.host.node_rank for r in ranks if r.host.node_rank is not None})
-        names = sorted({r.host.name for r in ranks if r.host.name is not None})
-        who = ", ".join(names) or f"node {number_range(nodes)}"
-        fix = f"check {who}: nccl-doctor run there shows what keeps it from {door}"
-        if first.launcher == "torchrun":
-            fix += (
-                f"; if nothing runs there, `torchrun --nnodes={cluster.nnodes} "
-                f"--node-rank={nodes[0]} --master-addr={first.master_addr} "
-                f"--master-port={first.master_port} …`"
-            )
+        absent = sorted(
+            {(r.host.node_rank, r.host.label) for r in ranks if r.host.node_rank is not None}
+        )
+        nodes = [node for node, _ in absent]
         yield Finding(
             HOST_ABSENT,
             f"{len(nodes)} of {cluster.nnodes} hosts, {len(ranks)} {total}",
             place_of(ranks) | Where(nodes=tuple(nodes)),
-            fix=fix,
+            fix=on_absent(cluster, dict(absent), first),
             severity=Severity.WARN if code in unheard else None,
             explained_by=code,
         )

@@ -61,12 +61,15 @@ from nccl_doctor.api import (
     Context,
     Figure,
     Finding,
+    Fix,
     Kind,
     Layer,
     Setup,
     Severity,
     Skip,
     Where,
+    export,
+    look,
     odd_ones_out,
 )
 from nccl_doctor.toolkit.fabric.down import PortDown, ports_down, seen_by_rdma
@@ -94,8 +97,10 @@ RDMA_MIXED = Kind(
     title="Some hosts would use InfiniBand, RoCE or EFA, and others would not",
     why="NCCL chooses on each host separately: two hosts that chose differently cannot connect, "
     "and the first communicator fails or hangs.",
-    fix="bring the RDMA port of the odd host up (ibstat), or on every host: export "
-    "NCCL_IB_DISABLE=1",
+    fix=Fix(
+        look("ibstat", "bring the RDMA port of the odd host up"),
+        alternatives=[Fix(export(NCCL_IB_DISABLE="1"))],
+    ),
 )
 RDMA_PORT_DOWN = Kind(
     code="rdma-port-down",
@@ -103,7 +108,7 @@ RDMA_PORT_DOWN = Kind(
     title="An RDMA port is down on this host and up on the others",
     why="NCCL ignores the port: the GPUs next to it share the ports that are left, or rails do "
     "not match.",
-    fix="ibstat; check the cable, the switch port and the subnet manager",
+    fix=Fix(look("ibstat", "check the cable, the switch port and the subnet manager")),
     severity=Severity.WARN,
 )
 RDMA_UNCONFIGURED = Kind(
@@ -112,8 +117,11 @@ RDMA_UNCONFIGURED = Kind(
     title="No subnet manager has activated an InfiniBand port whose link is up",
     why="Until then it carries no data: NCCL ignores it, and uses sockets if no other port is "
     "left.",
-    fix="start the fabric's subnet manager (on its switch, or opensm on one host); sminfo shows "
-    "whether one answers, ibstat shows the port",
+    fix=Fix(
+        look("sminfo", "whether a subnet manager answers"),
+        look("ibstat"),
+        alternatives=["start the fabric's subnet manager (on its switch, or opensm on one host)"],
+    ),
     severity=Severity.WARN,
 )
 RDMA_UNUSABLE = Kind(

@@ -72,7 +72,7 @@ TLS = Kind(
     title="The certificate of a service outside of the job is not accepted",
     why=_FETCHES,
     fix="add the certificate of the company's proxy to a bundle, and export REQUESTS_CA_BUNDLE and "
-    "SSL_CERT_FILE=<bundle>",
+    "SSL_CERT_FILE with its path",
     later=True,
 )
 PROXY = Kind(

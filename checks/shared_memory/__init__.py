@@ -56,17 +56,22 @@ from nccl_doctor.api import (
     Context,
     Figure,
     Finding,
+    Fix,
     Kind,
     Layer,
     Rank,
     Severity,
+    Step,
     Where,
+    look,
 )
 from nccl_doctor.toolkit.cgroup import cgroup_limits
+from nccl_doctor.toolkit.containers import container_of
 from nccl_doctor.toolkit.hosts import collectives_worked
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 
-from .left import File, Group, files_left, grouped, how_to_remove, in_words
+from .left import File, Group, files_left, grouped, in_words
+from .to_type import more_room, without
 
 SHM_TOO_SMALL = Kind(
     code="shm-too-small",
@@ -98,7 +103,11 @@ SHM_STALE = Kind(
     layer=Layer.HOST,
     title="Files of dead processes are left in /dev/shm",
     why="A process that was killed leaves its files there; they take memory until the next boot.",
-    fix="rm the files that no process has open (fuser -v /dev/shm/* lists those that one has)",
+    fix=Fix(
+        look(
+            "fuser -v /dev/shm/*", "remove the files that are not listed: no process has them open"
+        )
+    ),
     severity=Severity.INFO,
 )
 SHM_FILLED = Kind(
@@ -107,7 +116,7 @@ SHM_FILLED = Kind(
     title="Files that no process has open fill /dev/shm",
     why="Somebody keeps data there, or a program that is gone left them: they take the room that "
     "the job needs, and a larger /dev/shm may fill up as well.",
-    fix="ls -l /dev/shm: move what somebody needs to a disk, and remove the rest",
+    fix=Fix(look("ls -l /dev/shm", "move what somebody needs to a disk, and remove the rest")),
     severity=Severity.WARN,
 )
 
@@ -156,7 +165,8 @@ class SharedMemory(Check):
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Sizes in bytes: `size` and `free` of the file system, `needed`: the minimum for the
-        backend; `error`: of an allocation of that size, or empty. `least` and `least_error`: the
+        backend; `container`: its runtime, if this is one; `error`: of an allocation of that size,
+        or empty. `least` and `least_error`: the
         same if NVLink connects the GPUs. `stale`: names and bytes of files that no visible process
         has open, the largest; `left`: all of them, from `grouped`; `sees_all`: whether all
         processes of the machine are visible.
@@ -166,6 +176,7 @@ class SharedMemory(Check):
         needed = inside + ranks * pools * _POOL
         least = min(inside, ranks * _SMALLEST) + min(ranks, _FEWEST_ON_NETWORK) * pools * _POOL
         facts: dict[str, Any] = {"size": None, "free": None, "needed": needed, "least": least}
+        facts["container"] = container_of(ctx.root, ctx.env)
         try:
             room = os.statvfs(ctx.root / "dev/shm")
         except OSError as error:
@@ -246,7 +257,7 @@ class SharedMemory(Check):
                     f"{in_words(left)}{blind}",
                     where,
                     {"files": facts["stale"][:_LISTED], "groups": left[:_LISTED]},
-                    fix=how_to_remove(left) if named else "",
+                    fix=without(left) if named else "",
                     # They are the cause where there would be room without them.
                     severity=severity if fill else None,
                     confidence=Confidence.LIKELY if named and not blind else Confidence.POSSIBLE,
@@ -261,11 +272,14 @@ def _told(facts: Mapping[str, Any]) -> tuple[Kind, str]:
     if error.startswith(_NO_GROUP_MEMORY):
         return NO_MEMORY_LEFT, ""
     if os.strerror(errno.EROFS) in error:
-        fix = "as root: mount -o remount,rw /dev/shm; in a container, take the read-only mount of "
-        return NOT_WRITABLE, f"{fix}/dev/shm out of its settings"
+        remount = "mount -o remount,{} /dev/shm"
+        other = "in a container: take the read-only mount of /dev/shm out of its settings"
+        step = Step(remount.format("rw"), undo=remount.format("ro"))
+        return NOT_WRITABLE, Fix(step, alternatives=[Fix(text=other)])
     if os.strerror(errno.EACCES) in error or os.strerror(errno.EPERM) in error:
-        return NOT_WRITABLE, "as root: chmod 1777 /dev/shm; then look at SELinux or AppArmor"
-    return SHM_TOO_SMALL, ""
+        other = Fix(text="if it has those rights: look at SELinux or AppArmor")
+        return NOT_WRITABLE, Fix(Step("chmod 1777 /dev/shm"), alternatives=[other])
+    return SHM_TOO_SMALL, more_room(facts)
 
 
 def _needed(ctx: Context, dev: Path) -> int:

@@ -49,12 +49,16 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
     Severity,
     Skip,
+    Step,
     Untested,
     Where,
+    fill,
+    look,
 )
 from nccl_doctor.toolkit.kernel_waits import Cause as StuckCause
 from nccl_doctor.toolkit.kernel_waits import cause_of as stuck_cause
@@ -67,8 +71,10 @@ PROCESS_STUCK = Kind(
     title="Processes of this host are stuck in the kernel",
     why="They cannot be killed, and keep their resources; a job will wait for the same thing that "
     "they wait for.",
-    fix="dmesg shows processes blocked for more than 120 seconds, and where; as root, cat "
-    "/proc/PID/stack",
+    fix=Fix(
+        look("dmesg | grep -A 20 'blocked for more than'", "where they wait"),
+        Step("# cat /proc/PID/stack", note="as root", shows=True),
+    ),
     severity=Severity.WARN,
 )
 
@@ -119,14 +125,15 @@ def _finding(
             severity=Severity.INFO,
             confidence=Confidence.POSSIBLE,
         )
-    places = [f"{place} ({kind})" for place, kind in mounts if _serves(cause, kind)]
+    served = [(place, kind) for place, kind in mounts if _serves(cause, kind)]
+    places = [f"{place} ({kind})" for place, kind in served]
     shown = ", ".join(places[:_SHOWN])
     shown += f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
     return Finding(
         PROCESS_STUCK,
-        f"{many} stuck in {cause.words}: {_names(stuck)}",
+        f"{many} stuck in {cause.words}: {_names(stuck)}" + (f", of {shown}" if shown else ""),
         evidence={**evidence, "mounts": places},
-        fix=f"check {shown}: {cause.fix}" if places else cause.fix,
+        fix=fill(cause.fix, MOUNT=served[0][0]) if len(served) == 1 else cause.fix,
         confidence=Confidence.LIKELY,
     )
 

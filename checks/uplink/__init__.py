@@ -53,7 +53,7 @@ from nccl_doctor.api import (
     spans_machines,
 )
 
-from .culprits import find_culprits
+from .culprits import CABLE, find_culprits
 from .look import LOOK_UP_S, call_all, call_gateway, gateway, nic_towards, nics_here
 
 HOST_CUT_OFF = Kind(
@@ -62,8 +62,7 @@ HOST_CUT_OFF = Kind(
     "A host is cut off from the network, or off",
     "No other host can reach it: the others wait for its ranks, and it waits for theirs, until a "
     "time-out.",
-    "ip -br link; ethtool <nic> (Link detected); check the cable, the transceiver and the switch "
-    "port",
+    CABLE,
     cuts_off=True,
 )
 

@@ -18,11 +18,19 @@ from nccl_doctor.api import (
     Step,
     Where,
     blame_links,
+    fill,
+    look,
     master_host,
     word,
 )
 from nccl_doctor.toolkit.peers.matrix import first_calls
 
+_CHECK = "check the cable, the transceiver and the switch port"
+CABLE = Fix(
+    look("ip -br link"),
+    look("ethtool NIC", f"if it says Link detected: no: {_CHECK}"),
+    text=f"ip -br link; ethtool NIC (Link detected); {_CHECK}",
+)
 _LOST = ("silent", "no-neighbour", "unreachable")
 _TWICE = 2
 _FOR_A_MOMENT = "A network cable or port of a host lost its link for a moment"
@@ -131,10 +139,7 @@ def _by_carrier(view: View, kind: Kind) -> Finding | None:
         names = tuple(sorted(nic["name"] for nic in view.down))
         shown = ", ".join(names)
         said = f"{shown} has no carrier"
-        fix: str = (
-            f"on {host}: ethtool {names[0]} (Link detected); check the cable, the transceiver "
-        )
-        fix += "and the switch port"
+        fix = fill(CABLE, NIC=names[0])
         if not any(nic["up"] for nic in view.down):
             said, fix = f"{shown} is down", Fix(_set_up(names[0], host))
         where = Where(hosts=(host,), interfaces=names)
@@ -146,8 +151,7 @@ def _by_carrier(view: View, kind: Kind) -> Finding | None:
             f"the carrier went away and came back during the run: {shown}",
             Where(hosts=(host,), interfaces=tuple(sorted(nic["name"] for nic, _ in view.flapped))),
             {"interfaces": view.last["interfaces"]},
-            fix=f"on {host}: dmesg -T | grep -i link; check the cable, the transceiver and the "
-            "switch port",
+            fix=Fix(look("dmesg -T | grep -i link", f"shows when; then {_CHECK}")),
             confidence=Confidence.LIKELY,
         )
     return None
@@ -251,8 +255,10 @@ def _by_answers(answers: _Answers, kind: Kind, master: Host | None) -> Iterator[
             said,
             Where(links=((ends[0], ends[1]), (ends[1], ends[0]))),
             _shown(answers, pairs),
-            fix=f"on {ends[0]} and on {ends[1]}: ip -br link; is the other one up? Check the "
-            "cables and the switch ports of both",
+            fix=Fix(
+                look("ip -br link", "is the interface UP, and the other host?"),
+                alternatives=[Fix(text="check the cables and the switch ports of both")],
+            ),
             confidence=Confidence.LIKELY,
         )
 

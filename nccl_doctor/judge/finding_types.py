@@ -49,6 +49,7 @@ _STEP: Mapping[str, tuple[type, ...]] = {
     "undo": _TEXT,
     "note": _TEXT,
     "persists": (bool,),
+    "shows": (bool,),
 }
 _WHERE: Mapping[str, type] = {
     "hosts": str,

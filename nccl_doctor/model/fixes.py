@@ -6,16 +6,24 @@ from facts of other hosts: `word` quotes whatever is not this program's own.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import Finding, Where
 from nccl_doctor.model.json_node import Node
+
+UNKNOWN = (
+    *("ADDRESS", "BUS_ID", "DEVICE", "FILE", "FOLDER", "INDEX", "MOUNT", "NAME", "NIC", "NUMBER"),
+    *("PID", "SIZE"),
+)
+"""Words that stand for values that are not known. In a line that a shell runs there is none."""
+_UNKNOWN = re.compile(rf"\b(?:{'|'.join(UNKNOWN)})\b")
 
 
 class On(str, Enum):
@@ -37,6 +45,7 @@ class Step:
         undo: the command that takes it back; empty if there is none, or it needs none.
         note: a few words for the line above the command.
         persists: whether it lasts when the host starts again.
+        shows: whether it changes nothing: it shows what a person has to know to go on.
     """
 
     command: str
@@ -44,6 +53,7 @@ class Step:
     undo: str = ""
     note: str = ""
     persists: bool = False
+    shows: bool = False
 
 
 class Fix(str):
@@ -56,9 +66,9 @@ class Fix(str):
     steps: tuple[Step, ...]
     alternatives: tuple[Fix, ...]
 
-    def __new__(cls, *steps: Step, text: str = "", alternatives: Iterable[Fix] = ()) -> Fix:
-        """See the class."""
-        others = tuple(alternatives)
+    def __new__(cls, *steps: Step, text: str = "", alternatives: Iterable[str] = ()) -> Fix:
+        """See the class; an alternative may be words only."""
+        others = tuple(way if isinstance(way, Fix) else Fix(text=way) for way in alternatives)
         self = super().__new__(cls, text or _in_words(steps, others))
         self.steps, self.alternatives = steps, others
         return self
@@ -101,6 +111,62 @@ def export(**variables: str) -> Step:
     """The step that sets variables in the shell that starts the job, on every host."""
     words = " ".join(f"{name}={word(value)}" for name, value in variables.items())
     return Step(f"export {words}", On.EVERY, undo=f"unset {' '.join(variables)}")
+
+
+def look(command: str, note: str = "", *, on: On | tuple[str, ...] = On.HERE) -> Step:
+    """The step that only shows something; `note`: what, and what a person does then.
+
+    A comment where a word of `UNKNOWN` is left in it.
+    """
+    unknown = _UNKNOWN.search(command) is not None
+    return Step(f"# {command}" if unknown else command, on, note=note, shows=True)
+
+
+def fill(fix: str, *, on: On | tuple[str, ...] | None = None, **values: str | Sequence[str]) -> str:
+    """A fix with values for words of `UNKNOWN`, and typed on other hosts if `on` is given.
+
+    A comment in which no such word is left becomes a command.
+    """
+    text = _put(fix, values, _as_is)
+    if not isinstance(fix, Fix):
+        return text
+    if str(fix) == _in_words(fix.steps, fix.alternatives):
+        text = ""
+
+    def step(old: Step) -> Step:
+        command = _put(old.command, values, _quoted)
+        if command != old.command and not _UNKNOWN.search(command):
+            command = command.removeprefix("# ")
+        where = old.on if on is None else on
+        undo, note = _put(old.undo, values, _quoted), _put(old.note, values, _as_is)
+        return replace(old, command=command, on=where, undo=undo, note=note)
+
+    others = [fill(other, on=on, **values) for other in fix.alternatives]
+    return Fix(*map(step, fix.steps), text=text, alternatives=others)
+
+
+def fill_each(fix: str, places: Iterable[tuple[str, Mapping[str, str]]]) -> str:
+    """The steps of a fix once for each place: a host, and the values there."""
+    filled = [fill(fix, on=(host,), **values) for host, values in places]
+    steps = [step for each in filled if isinstance(each, Fix) for step in each.steps]
+    others = fix.alternatives if isinstance(fix, Fix) else ()
+    return Fix(*steps, alternatives=others) if steps else fix
+
+
+def _put(
+    text: str,
+    values: Mapping[str, str | Sequence[str]],
+    say: Callable[[str | Sequence[str]], str],
+) -> str:
+    return _UNKNOWN.sub(lambda m: say(values[m[0]]) if m[0] in values else m[0], text)
+
+
+def _as_is(value: str | Sequence[str]) -> str:
+    return value if isinstance(value, str) else " ".join(value)
+
+
+def _quoted(value: str | Sequence[str]) -> str:
+    return word(value) if isinstance(value, str) else " ".join(map(word, value))
 
 
 class StepHosts:
@@ -170,6 +236,7 @@ def _steps_json(fix: Fix, where: Where, hosts: StepHosts) -> list[dict[str, Any]
             "undo": step.undo,
             "note": step.note,
             "persists": step.persists,
+            "shows": step.shows,
         }
         for step in fix.steps
     ]
@@ -195,4 +262,5 @@ def _step(node: Node) -> Step:
         undo=node.get("undo", str, ""),
         note=node.get("note", str, ""),
         persists=node.get("persists", bool, False),
+        shows=node.get("shows", bool, False),
     )

@@ -12,6 +12,7 @@ failed.
 from __future__ import annotations
 
 from nccl_doctor.model.findings import Kind, Layer, Severity
+from nccl_doctor.model.fixes import Fix, On, look
 
 CHECK_UNUSABLE = Kind(
     code="check-unusable",
@@ -37,8 +38,14 @@ RANK_SILENT = Kind(
     title="A participant signed in and then stopped responding",
     why="It was killed, frozen or cut off during the examination. The job would lose it in the "
     "same way, and the other ranks would wait for it until a time-out.",
-    fix="look at that process and its host: `dmesg -T | tail`, the scheduler's log, and whether "
-    "the process is stopped (state T in `ps`)",
+    fix=Fix(
+        look("dmesg -T | tail"),
+        look(
+            "ps -eo pid,stat,wchan:30,args | grep ' [TD]'",
+            "processes that are stopped, or wait in the kernel",
+        ),
+        alternatives=["look at the scheduler's log"],
+    ),
     severity=Severity.WARN,
     loss=True,
 )
@@ -50,8 +57,10 @@ RANK_KILLED = Kind(
     why="Its parent process saw it end by a signal that nobody sent to the whole run. SIGKILL most "
     "often comes from the kernel, when memory runs out; the job would lose the rank in the same "
     "way, and the other ranks would wait for it until a time-out.",
-    fix="look at that host for who killed it: `dmesg -T | grep -i -e oom -e killed`, the memory "
-    "limit of the job's cgroup, the scheduler's log",
+    fix=Fix(
+        look("dmesg -T | grep -i -e oom -e killed", "who killed it"),
+        alternatives=["look at the memory limit of the job's cgroup, and the scheduler's log"],
+    ),
     severity=Severity.WARN,
 )
 
@@ -111,7 +120,7 @@ DOCTOR_DIFFERS = Kind(
     layer=Layer.LAUNCH,
     title="Hosts run different versions of nccl-doctor",
     why="They may understand each other's messages wrongly, or not at all.",
-    fix="install one version on every host: `nccl-doctor --version`",
+    fix=Fix(look("nccl-doctor --version", "install the same one everywhere", on=On.EVERY)),
     severity=Severity.WARN,
 )
 
@@ -199,7 +208,7 @@ BASELINE_SHORT = Kind(
     title="Too few earlier runs to tell a change from noise",
     why="Speeds vary from run to run; several runs are needed to know by how much.",
     fix="keep the reports of these hosts in the folder that --baseline names: "
-    "--json DIR/<date>.json",
+    "--json with a new name for each day",
     severity=Severity.INFO,
 )
 

@@ -132,7 +132,7 @@ def is_for_shell(step: Step) -> bool:
 
 def lasts(step: Step) -> bool:
     """Whether what a command does outlives the next start of the host, if it does anything."""
-    return step.persists or is_for_shell(step) or step.command.startswith("#")
+    return step.persists or step.shows or is_for_shell(step) or step.command.startswith("#")
 
 
 def typed(command: str) -> str:

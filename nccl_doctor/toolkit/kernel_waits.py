@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from nccl_doctor.model.fixes import Fix, Step, look
+
 
 class Cause(NamedTuple):
     """A cause that processes wait for; `file_systems` are types of mounts as in /proc/mounts."""
@@ -26,12 +28,17 @@ def _cause(words: str, channel: str, name: str = "", mounts: str = "", fix: str 
     return Cause(words, re.compile(channel), by_name, tuple(mounts.split()), fix)
 
 
-_SERVER = "bring its server back (dmesg: not responding), or remove the mount: umount -f -l"
+_NOT_RESPONDING = look("dmesg | grep -i 'not responding'", "which server; bring it back")
+_UNMOUNT = Fix(Step("# umount -f -l MOUNT", persists=True))
+_SERVER = Fix(_NOT_RESPONDING, alternatives=[_UNMOUNT])
 GPU_DRIVER = _cause(
     "NVIDIA's driver",
     r"nvidia|_?nv_|_nv\d|nvkms|uvm_|rm_|os_acquire_",
     r"nvidia-|nv-hostengine|nv-fabric",
-    fix="dmesg (NVRM, Xid) shows which GPU; if it does not recover, reboot the host",
+    fix=Fix(
+        look("dmesg | grep -e NVRM -e Xid", "shows which GPU"),
+        alternatives=["if it does not recover: reboot the host"],
+    ),
 )
 CAUSES = (
     _cause("NFS", r"nfs|rpc_|rpcauth_|xprt_", r"u?mount\.nfs", "nfs nfs4", _SERVER),
@@ -41,10 +48,22 @@ CAUSES = (
         r"ll_|ptlrpc|ldlm_|osc_|lov_|mdc_|obd_|cl_(io|lock|page|sync)_",
         r"mount\.lustre",
         "lustre",
-        f"lfs check servers; {_SERVER}",
+        Fix(look("lfs check servers"), _NOT_RESPONDING, alternatives=[_UNMOUNT]),
     ),
-    _cause("Ceph", r"ceph", r"mount\.ceph", "ceph", f"ceph status; {_SERVER}"),
-    _cause("GPFS", r"cxi|mmfs|gpfs", "", "gpfs", "mmgetstate -a and mmdiag --waiters show why"),
+    _cause(
+        "Ceph",
+        r"ceph",
+        r"mount\.ceph",
+        "ceph",
+        Fix(look("ceph status"), _NOT_RESPONDING, alternatives=[_UNMOUNT]),
+    ),
+    _cause(
+        "GPFS",
+        r"cxi|mmfs|gpfs",
+        "",
+        "gpfs",
+        Fix(look("mmgetstate -a"), look("mmdiag --waiters", "shows why")),
+    ),
     _cause("BeeGFS", r"Fhgfs|beegfs", "", "beegfs", _SERVER),
     _cause("9p", r"p9_|v9fs", "", "9p", "its server is outside of this virtual machine"),
     _cause(
@@ -52,15 +71,28 @@ CAUSES = (
         r"fuse|request_wait_answer",
         r"mount\.fuse",
         "fuse virtiofs",
-        "check the process that serves it, or remove the mount: fusermount -u -z",
+        Fix(
+            text="check the process that serves it",
+            alternatives=[Fix(Step("# fusermount -u -z MOUNT", persists=True))],
+        ),
     ),
-    _cause("automount", r"autofs", "", "autofs", "systemctl status autofs: a server may be down"),
+    _cause(
+        "automount",
+        r"autofs",
+        "",
+        "autofs",
+        Fix(look("systemctl status autofs", "a server may be down")),
+    ),
     GPU_DRIVER,
-    _cause("NVMe", r"nvme", fix="dmesg (nvme) and nvme list show which disk does not answer"),
+    _cause(
+        "NVMe",
+        r"nvme",
+        fix=Fix(look("dmesg | grep nvme"), look("nvme list", "which disk does not answer")),
+    ),
     _cause(
         "RDMA",
         r"ib_|mlx[45]|uverbs|rdma_|ucma_|cma_",
-        fix="dmesg (mlx5_core) and ibstat show which device does not answer",
+        fix=Fix(look("dmesg | grep mlx5_core"), look("ibstat", "which device does not answer")),
     ),
 )
 

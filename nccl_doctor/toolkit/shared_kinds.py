@@ -6,6 +6,7 @@ A code belongs to one check, unless several checks list the same kind: these.
 from __future__ import annotations
 
 from nccl_doctor.model.findings import Kind, Layer, Severity
+from nccl_doctor.model.fixes import Fix, On, Step, look
 
 ADDR_UNRESOLVABLE = Kind(
     code="addr-unresolvable",
@@ -21,7 +22,13 @@ ADDR_LOOPBACK = Kind(
     title="A host name resolves to a loopback address",
     why="A loopback address means a different machine on each host: peers that receive it connect "
     "to themselves.",
-    fix="export MASTER_ADDR=ADDRESS of rank 0's host on the network that the hosts share",
+    fix=Fix(
+        Step(
+            "# export MASTER_ADDR=ADDRESS",
+            On.EVERY,
+            note="of rank 0's host, on the network that the hosts share",
+        )
+    ),
 )
 ADDR_DIGITS_ONLY = Kind(
     code="addr-digits-only",
@@ -66,7 +73,11 @@ GPU_UNHEALTHY = Kind(
     Layer.DEVICE,
     "A GPU or its driver does not work",
     "Work on this GPU fails, hangs or gives wrong results, and all other ranks wait for it.",
-    "Look for Xid and NVRM in `dmesg`, run `nvidia-smi`; drain and reboot the host.",
+    Fix(
+        look("dmesg | grep -e Xid -e NVRM"),
+        look("nvidia-smi"),
+        alternatives=["drain and reboot the host"],
+    ),
     drains=True,
 )
 _NOT_BROKEN = "The GPU works now. What failed once often fails again, and then ends a job."
@@ -92,8 +103,13 @@ GPU_SLOW = Kind(
     Layer.SPEED,
     "A GPU is slower than it should be",
     "Every step of the job takes as long as its slowest GPU.",
-    "Check clocks, temperature and power (`nvidia-smi -q -d PERFORMANCE,CLOCK,POWER`), and look "
-    "for other processes on the GPU.",
+    Fix(
+        look("nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE"),
+        look(
+            "nvidia-smi --query-compute-apps=gpu_uuid,pid,process_name --format=csv",
+            "other processes on the GPU",
+        ),
+    ),
     Severity.WARN,
 )
 BANDWIDTH_LOW = Kind(
@@ -101,8 +117,10 @@ BANDWIDTH_LOW = Kind(
     Layer.SPEED,
     "Collectives are much slower here than in other groups of the same kind",
     "a collective over all ranks runs at the speed of its slowest part",
-    "inside a host: PCIe, NVLink and NUMA binding (nvidia-smi topo -m); between hosts: NIC, "
-    "negotiated speed, switch port",
+    Fix(
+        look("nvidia-smi topo -m", "inside a host: PCIe, NVLink and NUMA binding"),
+        alternatives=["between hosts: look at the NIC, its negotiated speed, and the switch port"],
+    ),
     Severity.WARN,
     by_deadline=True,  # a slow or lossy link explains it
 )
@@ -133,8 +151,14 @@ FABRIC_MANAGER_DOWN = Kind(
     "The NVLink fabric of this host is not set up",
     "Until the fabric manager has set NVSwitch up, CUDA does not start (`system not yet "
     "initialized`).",
-    "systemctl start nvidia-fabricmanager (its version must equal the driver's), then "
-    "`nvidia-smi -q | grep -A2 Fabric` until it says Completed",
+    Fix(
+        Step(
+            "systemctl start nvidia-fabricmanager",
+            note="its version must equal the driver's",
+            undo="systemctl stop nvidia-fabricmanager",
+        ),
+        look("nvidia-smi -q | grep -A2 Fabric", "until it says Completed"),
+    ),
     drains=True,
 )
 PCIE_ERRORS = Kind(
@@ -143,8 +167,10 @@ PCIE_ERRORS = Kind(
     "A PCIe link of a GPU or a network card has errors",
     "Each corrected error sends a packet again; an uncorrected error loses it, and the GPU or the "
     "card may fall off the bus.",
-    "reseat the card, its riser or cable, or use another slot; lspci -vvs <address>, and "
-    "`dmesg | grep -e AER -e 'PCIe Bus Error'`",
+    Fix(
+        look("lspci -vvs ADDRESS", "reseat the card, its riser or cable, or use another slot"),
+        look("dmesg | grep -e AER -e 'PCIe Bus Error'"),
+    ),
     Severity.WARN,
 )
 MEMORY_ERRORS = Kind(
@@ -153,8 +179,11 @@ MEMORY_ERRORS = Kind(
     "Memory of the host had errors",
     "A module that had errors will probably have more, and an error that cannot be corrected ends "
     "the process that needs the data, or the machine.",
-    "have the module replaced at the next maintenance; `dmesg | grep -e EDAC -e 'Hardware "
-    "Error'`, ras-mc-ctl --errors",
+    Fix(
+        look("dmesg | grep -e EDAC -e 'Hardware Error'"),
+        look("ras-mc-ctl --errors"),
+        alternatives=["have the module replaced at the next maintenance"],
+    ),
     Severity.WARN,
     later=True,
 )
@@ -167,6 +196,9 @@ MEMORY_FAILING = Kind(
     "Memory of the host now has errors that cannot be corrected",
     "The kernel removes the page: a process that needs it is killed (SIGBUS), and if the kernel "
     "itself needs it, the machine stops.",
-    "drain the host and have the module replaced; `dmesg | grep -e EDAC -e 'Hardware Error'`",
+    Fix(
+        look("dmesg | grep -e EDAC -e 'Hardware Error'"),
+        alternatives=["drain the host and have the module replaced"],
+    ),
     drains=True,
 )

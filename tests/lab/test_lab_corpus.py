@@ -11,7 +11,6 @@ import pytest
 
 from tests.lab.corpus import Case, load
 from tests.lab.corpus.runs import run
-from tests.lab.corpus.typed import type_fixes
 from tests.lab.lab import Lab
 from tests.lab.reading import SETTLE_S, START_S
 
@@ -54,19 +53,3 @@ def test_where_a_group_hangs_hosts_call_each_other_at_once(make_lab: Callable[..
     for rank in result.answer["ranks"]:
         ends = {name: end["status"] for name, end in rank["facts"]["collectives"].items()}
         assert [name for name, end in ends.items() if end == "hung"] == ["world"], result.text
-
-
-TYPED = ("ephemeral-dropped-last", "interface-down")
-ALSO_TYPED = ("mtu-differs", "env-word", "few-ports", "temp-dir", "env-typo")
-
-
-@pytest.mark.parametrize(
-    "name", [*TYPED, *(pytest.param(each, marks=pytest.mark.wide) for each in ALSO_TYPED)]
-)
-def test_what_is_printed_helps_when_it_is_typed(name: str) -> None:
-    """And what takes it back leaves the cluster as broken as it was."""
-    (case,) = (case for case in load().faults if case.id == name)
-    typed = type_fixes(case, PATIENCE_S)
-    assert typed is not None, "no fix that can be typed"
-    assert typed.left == (), typed.lines
-    assert typed.undone is None or typed.undone.is_right, (typed.lines, typed.undone)

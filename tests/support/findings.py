@@ -9,15 +9,17 @@ from typing import Any
 
 from nccl_doctor.api import Check, Cluster, Finding, Where
 from tests.support.clusters import change_rank
+from tests.support.fixes import wrong_lines
 
 
 def judge(check: Check, cluster: Cluster) -> list[Finding]:
-    """Findings of one check; each can go into a report."""
+    """Findings of one check; each can go into a report, and what its fix says can be typed."""
     findings = list(check.judge(cluster))
     for finding in findings:
         assert finding.code in {kind.code for kind in check.kinds}
         assert finding.message
         assert "\n" not in finding.message
+        assert not wrong_lines(finding.fix), finding.fix
         json.dumps(finding.to_json())
     return findings
 

@@ -70,7 +70,8 @@ def test_a_host_behind_an_address_translation_is_named_with_both_addresses(count
     )
     assert "NAT" in found.kind.title
     assert "VBoxManage modifyvm VM --nic1 bridged" in found.fix
-    assert "If they can reach it: open all tcp" in found.fix
+    (way,) = found.fix.alternatives
+    assert way.startswith("if they can reach it: open all tcp")
     assert found.confidence is Confidence.LIKELY
 
 
@@ -188,7 +189,7 @@ def test_the_fix_of_a_black_hole_finds_the_size_and_says_where_to_set_it() -> No
     world = World(2).fail([("nd0", "nd1")], stuck("upload"))
     find, put = only(world.judge(), "mtu-blackhole").fix.steps
     assert find.on == ("nd0",)
-    assert put.command == "# ip link set dev eth0 mtu MTU"
+    assert put.command == "# ip link set dev eth0 mtu SIZE"
     # A path that carries 1400 bytes, of which 28 are headers.
     ping = 'ping() { [ "$9" = 192.168.77.2 ] && [ "$8" -le 1372 ]; }'
     script = f"set +m\n{ping}\n{find.command}\n"
@@ -568,7 +569,7 @@ def test_a_host_for_which_nobody_answers_is_no_firewall() -> None:
     assert found.where.hosts == ("nd1",)
     assert "no host answers for the address on the local network" in found.message
     assert found.kind.title.startswith("No host on the local network answers")
-    assert found.fix.startswith("on nd0: ip neigh show 192.168.77.2; compare VLAN, cable and")
+    assert found.fix.startswith("on nd0: ip neigh show 192.168.77.2 (compare VLAN, cable and")
 
 
 def test_the_rules_come_with_the_way_of_each_packet() -> None:

@@ -172,7 +172,7 @@ def test_a_masked_command_line_is_not_called_empty(tmp_path: Path) -> None:
     seen = host(tmp_path, modules=("nvidia_peermem",), group="DMA", cmdline="")
     (found,) = judge(CHECK, cluster(seen))
     assert found.message.endswith("kernel options: unknown, /proc/cmdline cannot be read")
-    said = found.fix or found.kind.fix
+    said = str((found.fix or found.kind.fix).alternatives)
     assert "NCCL_P2P_DISABLE=1" in said
     assert "NCCL_NET_GDR_LEVEL=LOC" in said
 

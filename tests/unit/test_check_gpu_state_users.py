@@ -56,7 +56,7 @@ def test_a_process_that_nobody_can_name_is_only_possibly_a_stranger() -> None:
     assert "4711" not in found.fix
     named = only(CHECK, cluster_of(with_gpus(g3=on_it(43, "python"))), "gpu-busy", hosts=["nd0"],
                  devices=["GPU-0-3"])  # fmt: skip
-    assert (named.confidence, named.fix) == (Confidence.CERTAIN, "kill 43, if nobody needs it")
+    assert (named.confidence, named.fix) == (Confidence.CERTAIN, "kill 43 (if nobody needs it)")
 
 
 # GPUs of others -----------------------------------------------------------------------------------

@@ -143,9 +143,8 @@ def test_a_host_that_loses_all_its_connections_is_named() -> None:
         "no answer on connections that were silent for 60 s, while a new connection between the "
         "same hosts works at once; 30 s of silence do no harm (6 ordered pairs)"
     )
-    assert "KEEPIDLE=30 KEEPINTVL=30" in found.fix
-    assert "TcpEstablishedTimeout=432000" in found.fix
-    assert "SO_KEEPALIVE" in found.fix
+    assert "KEEPIDLE=30 KEEPINTVL=30" in found.fix.alternatives[-1]
+    assert "TcpEstablishedTimeout=432000" in found.fix.alternatives[0]
     assert len(found.evidence["connections"]) == 5
 
 

@@ -238,7 +238,7 @@ def test_of_two_mtus_neither_is_the_wrong_one() -> None:
     world.facts["nd1"]["interfaces"][0]["mtu"] = 9000
     found = only(world.judge(), "mtu-differs")
     assert (found.where.hosts, found.confidence) == (("nd0", "nd1"), Confidence.POSSIBLE)
-    assert "<nic>" in (found.fix or found.kind.fix)  # nobody knows which of them to change
+    assert "NIC" in (found.fix or found.kind.fix)  # nobody knows which of them to change
     assert found.evidence["mtu"] == {"nd0": 1500, "nd1": 9000}
 
 

@@ -36,9 +36,9 @@ def test_hosts_that_are_alike_are_silent_whatever_they_have() -> None:
         (
             "transparent huge pages",
             "always",
-            "on these hosts: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         ),
-        ("NUMA balancing", "1", "on these hosts: sysctl -w kernel.numa_balancing=0"),
+        ("NUMA balancing", "1", "sysctl -w kernel.numa_balancing=0"),
     ],
 )
 def test_the_odd_host_is_named_with_both_values(name: str, value: str, fix: str) -> None:

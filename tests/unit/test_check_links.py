@@ -236,7 +236,7 @@ def test_a_late_link_and_a_late_host(count: int) -> None:
     world = World(count)
     found = only(world.change(world.of("nd1"), rtt_us=9_000.0).judge(), "latency-high")
     assert found.where.hosts == ("nd1",)
-    assert found.fix.startswith("on the host:")
+    assert found.fix.startswith("on nd1: ethtool -c eth0 ")
 
 
 @pytest.mark.parametrize(("rtt", "usual"), [(900.0, 50.0), (4000.0, 500.0)])

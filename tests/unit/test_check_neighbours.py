@@ -170,8 +170,8 @@ def test_the_other_interface_of_a_host_answers() -> None:
     assert found.level is Severity.WARN
     assert found.message == "eth1 answers for 192.168.77.2 of eth0"
     assert found.fix == (
-        "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2, and the same "
-        "in /etc/sysctl.d/90-arp.conf for the next boot; "
+        "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2 | "
+        "tee /etc/sysctl.d/90-arp.conf; "
         "on the other hosts: ip neigh flush to 192.168.77.2"
     )
     assert found.evidence["arp_ignore"] == 0
@@ -190,7 +190,7 @@ def test_another_machine_has_the_address() -> None:
     found = only(*(CHECK, made, "address-answered-by-another"), hosts=["nd1"], interfaces=["eth0"])
     assert (found.level, found.confidence) == (Severity.FAIL, Confidence.LIKELY)
     assert found.message == (f"{STRANGER} answers for 192.168.77.2, which no host of the job has")
-    assert found.fix.startswith("on nd0: ip neigh show 192.168.77.2:")
+    assert found.fix.startswith("on nd0: ip neigh show 192.168.77.2 ")
     every = explain([*judge(CHECK, made), *judge(Firewall(), made)], made)
     assert {each.code for each in every if each.explained_by is None} == {found.code}
 
@@ -294,7 +294,7 @@ def test_two_data_interfaces_in_one_network_that_nothing_keeps_apart() -> None:
     found = only(CHECK, together(), "arp-flux", hosts=["nd1"], interfaces=["eth1", "eth2"])
     assert found.level is Severity.WARN
     assert "what is sent from 10.0.0.2 does not leave by eth2" in found.message
-    assert found.fix.startswith("on nd1: sysctl -w net.ipv4.conf.all.arp_ignore=1 ")
+    assert found.fix.startswith("sysctl -w net.ipv4.conf.all.arp_ignore=1 ")
     assert "/etc/sysctl.d/" in found.fix
     assert "ip rule add from 10.0.0.2 table 101" in found.fix
 

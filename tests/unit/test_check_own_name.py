@@ -192,7 +192,7 @@ def test_gloo_stops_where_one_host_has_the_other_family(
     assert found.level is Severity.FAIL
     assert "IPv6 on" in found.message
     assert "IPv4 on" in found.message
-    assert found.fix.startswith("export GLOO_SOCKET_IFNAME=eth0 on every host")
+    assert found.fix.startswith("on every host: export GLOO_SOCKET_IFNAME=eth0")
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_what_is_missing_everywhere_is_one_finding() -> None:
     hosts = [f.where.hosts for f in explain(judge(CHECK, cluster), cluster)]
     assert hosts == [("nd0",), ("nd1",), ("nd2",)]
     assert {(f.message, f.fix) for f in judge(CHECK, cluster)} == {
-        (f"{PATH}: No such file or directory", f"mkdir -p {PATH}, or correct the option")
+        (f"{PATH}: No such file or directory", f"mkdir -p {PATH}; or correct the option")
     }
 
 

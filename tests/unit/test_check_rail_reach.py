@@ -130,7 +130,7 @@ def test_a_cable_in_the_wrong_port() -> None:
     )
     assert (found.level, found.confidence) == (Severity.FAIL, Confidence.LIKELY)
     assert "mlx5_1:1 (eth1): no host answers for the address on the local network" in found.message
-    assert "on nd0: ping -I eth1 10.0.1.3" in found.fix
+    assert "on nd0: ping -c 3 -I eth1 10.0.1.3" in found.fix
 
 
 def test_what_to_type_leads_to_the_bad_host_whoever_signed_in_first() -> None:
@@ -138,7 +138,7 @@ def test_what_to_type_leads_to_the_bad_host_whoever_signed_in_first() -> None:
     found = world.spoil(world.of("nd0", 1), DROPPED, "silent").only(
         "rail-unreachable", hosts=["nd0"], interfaces=["mlx5_1:1"]
     )
-    assert "on nd1: ping -I eth1 10.0.1.1" in found.fix
+    assert "on nd1: ping -c 3 -I eth1 10.0.1.1" in found.fix
 
 
 def test_all_rails_of_a_host_are_one_finding() -> None:
@@ -200,7 +200,7 @@ def test_rails_that_are_apart_on_purpose_need_a_setting() -> None:
     world.settings = {"cross_nic": 1, "pxn": True}
     found = world.spoil([c for c in world.calls if c[1] != c[3]], NO_ROUTE).judge()
     assert {f.code for f in found} == {"rail-unreachable"}
-    assert all(f.fix.startswith("export NCCL_CROSS_NIC=0 on every host; else:") for f in found)
+    assert all(f.fix.startswith("on every host: export NCCL_CROSS_NIC=0; or on ") for f in found)
 
 
 class TestApart:
@@ -222,7 +222,7 @@ class TestApart:
         assert found.level is level
         assert found.message.startswith("12 of 12 calls to the next rail of another host failed (")
         assert ("NCCL_PXN_DISABLE=1" in found.message) is not pxn
-        assert found.kind.fix == "export NCCL_CROSS_NIC=0 on every host"
+        assert found.kind.fix == "on every host: export NCCL_CROSS_NIC=0"
 
     def test_a_broken_rail_is_not_apart(self) -> None:
         world = self.world()

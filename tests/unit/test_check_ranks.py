@@ -21,6 +21,7 @@ from nccl_doctor.api import (
     Job,
     Launch,
     LaunchProblem,
+    On,
     Severity,
     Where,
 )
@@ -115,7 +116,11 @@ class TestAbsent:
         hosts = (cluster.hosts[0], named, cluster.hosts[2])
         cluster = replace(cluster, hosts=hosts, ranks=tuple(ranks))
         finding = only(cluster, "host-absent", hosts=["gpu08"], ranks=[2, 3], nodes=[1])
-        assert finding.fix.startswith("check gpu08: ")
+        (shown,) = finding.fix.steps
+        assert (shown.on, shown.shows) == (On.HERE, True)
+        assert shown.command == (
+            "nccl-doctor run --nnodes=3 --node-rank=1 --master-addr=nd0 --master-port=29500"
+        )
 
     def test_rank(self) -> None:
         cluster = change_rank(make_cluster(), 3, reported=False, launch=None)
@@ -148,6 +153,8 @@ class TestTwins:
             cluster, "node-rank-duplicate", hosts=["nd1", "nd2"], ranks=[2, 3], nodes=[1]
         )
         assert finding.message == "2 hosts claim node rank 1"
+        (step,) = finding.fix.steps  # node 2 is free
+        assert (step.on, step.command) == (("nd2",), "# --node-rank 2")
         assert explained(cluster) == [("host-absent", "node-rank-duplicate")]
 
     def test_one_rank_per_host(self) -> None:

@@ -4,23 +4,42 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import subprocess
 from dataclasses import replace
 
 import pytest
 
-from nccl_doctor.api import Finding, Fix, Layer, On, Severity, Step, Where, export, word
+from nccl_doctor import registry
+from nccl_doctor.api import (
+    Finding,
+    Fix,
+    Launch,
+    Layer,
+    On,
+    Severity,
+    Step,
+    Where,
+    export,
+    fill,
+    fill_each,
+    look,
+    word,
+)
 from nccl_doctor.judge.causes import fold
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.judge.finding_types import well_formed
 from nccl_doctor.model.fixes import steps_on
+from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.report import Report
 from nccl_doctor.report import github, script, text
 from nccl_doctor.report.formats import renderer
 from nccl_doctor.report.places import Places
 from nccl_doctor.report.redaction import redact
 from nccl_doctor.report.steps import host_ranges, typed
+from nccl_doctor.toolkit.relaunch import start_with
 from tests.support.clusters import make_cluster
+from tests.support.fixes import steps_of, wrong_lines
 from tests.support.reports import RUN, kind, made_check, through_json
 from tests.support.rows import each_row
 
@@ -109,9 +128,9 @@ def test_json_has_one_line_and_the_steps():
     assert data["fix"] == (f"{LET_IN.command} (first); on every host: export A='=eth0'; or wait")
     assert data["fix_steps"] == [
         {"hosts": ["ux2"], "command": LET_IN.command, "undo": LET_IN.undo, "note": "first",
-         "persists": False},
+         "persists": False, "shows": False},
         {"hosts": list(HOSTS), "command": "export A='=eth0'", "undo": "unset A", "note": "",
-         "persists": False},
+         "persists": False, "shows": False},
     ]  # fmt: skip
     assert data["fix_alternatives"] == [{"fix": "wait", "fix_steps": []}]
 
@@ -186,6 +205,112 @@ def test_words_are_quoted(value, shown):
     assert said.stdout.decode() == value
 
 
+# --- of all kinds ---
+
+
+def test_every_kind_says_what_a_shell_can_take():
+    kinds = [kind for kind, _ in registry.load().kinds.values()]
+    assert [kind.code for kind in kinds if wrong_lines(kind.fix)] == []
+    assert [kind.code for kind in kinds if re.search(r"<[a-z]|NIC>|\.\.\.", kind.fix)] == []
+    lines = [
+        line for kind in kinds for step in steps_of(kind.fix) for line in (step.command, step.undo)
+    ]
+    assert len(lines) > 200
+    script = "\n".join(lines)
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+@each_row("command", {
+    "a hole": "ip link set NIC up",
+    "a hole of another form": "rm <file>",
+    "something is left out": "export NCCL_DEBUG=...",
+    "half a quote": "echo 'a",
+    "half of a command in a command": "echo $(date",
+    "zsh looks for a command": "echo =eth0",
+    "two lines": "a\nb",
+    "nothing": " ",
+}.values())  # fmt: skip
+def test_lines_that_no_shell_takes_as_they_are_meant(command):
+    assert wrong_lines(Fix(Step(command))) == [command]
+    assert wrong_lines(Fix(text="t", alternatives=[Fix(Step("true", undo=command))])) == [command]
+
+
+# --- values for words ---
+
+SHAPE = Fix(
+    look("ethtool NIC", "the speed of NIC"),
+    Step("# ip route add ADDRESS dev NIC", undo="# ip route del ADDRESS", note="NAME stays"),
+    alternatives=["buy another NIC"],
+)
+
+
+def test_a_comment_in_which_all_is_known_becomes_a_command():
+    assert [step.command for step in SHAPE.steps] == [
+        *("# ethtool NIC", "# ip route add ADDRESS dev NIC"),
+    ]
+    half = fill(SHAPE, NIC="a b")
+    assert [step.command for step in half.steps] == [
+        *("ethtool 'a b'", "# ip route add ADDRESS dev 'a b'"),
+    ]
+    whole = fill(half, on=("ux2",), ADDRESS="10.0.0.1")
+    assert whole.steps[1].command == "ip route add 10.0.0.1 dev 'a b'"
+    assert {step.on for step in whole.steps} == {("ux2",)}
+    assert whole.steps[0].note == "the speed of a b"
+    assert whole.alternatives == (Fix(text="buy another a b"),)
+    assert whole.startswith("on ux2: ethtool 'a b' (the speed of a b); on ux2: ip route add ")
+
+
+def test_words_alone_are_filled_too_and_lists_are_words():
+    assert fill("look at NIC, NICS", NIC="eth0") == "look at eth0, NICS"
+    fix = fill(Fix(Step("# amd-smi reset -g BUS_ID")), BUS_ID=["0000:01", "a b"])
+    assert fix.steps[0].command == "amd-smi reset -g 0000:01 'a b'"
+
+
+def test_a_fix_for_each_place():
+    fix = fill_each(SHAPE, [("ux1", {"NIC": "eth0"}), ("ux2", {"NIC": "eth1"})])
+    assert [(step.on, step.command) for step in fix.steps if step.shows] == [
+        *((("ux1",), "ethtool eth0"), (("ux2",), "ethtool eth1")),
+    ]
+    assert fill_each(SHAPE, []) == SHAPE
+
+
+def test_what_only_shows_ends_with_nothing():
+    report = report_of(
+        Finding(SHUT, "m", Where(hosts=("ux2",)), fix=Fix(look("ip -br link", "UP?")))
+    )
+    assert fix_lines(through_json(report)) == ["# on ux2: UP?", "ip -br link"]
+
+
+@each_row("sources, launcher, line, undo", {
+    "an option": ({"master_port": "--rdzv-port"}, "env", "# --rdzv-port 29500", "# --rdzv-port 1"),
+    "of our own launcher": (
+        {"master_port": "default"}, OWN, "# --master-port 29500", "# --master-port 1",
+    ),
+    "of torchrun": (
+        {"master_port": "MASTER_PORT"}, "torchrun", "# --master-port 29500", "# --master-port 1",
+    ),
+    "a variable": (
+        {"master_port": "PET_MASTER_PORT"}, "kubeflow",
+        "export PET_MASTER_PORT=29500", "export PET_MASTER_PORT=1",
+    ),
+    "nobody knows": (
+        {"master_port": "derived from A"}, "srun",
+        "export MASTER_PORT=29500", "export MASTER_PORT=1",
+    ),
+}.values())  # fmt: skip
+def test_a_value_is_given_in_the_way_of_the_present_one(sources, launcher, line, undo):
+    (first, second, *_) = make_cluster(("ux0", "ux1"), nproc=1).ranks
+    launch = Launch(launcher=launcher, master_port=1, sources=sources)
+    ranks = [replace(rank, launch=launch) for rank in (first, second)]
+    (step,) = start_with(ranks, "master_port", 29500)
+    assert (step.command, step.undo, step.on) == (line, undo, ("ux0", "ux1"))
+    ranks[1] = replace(ranks[1], launch=replace(launch, master_port=2))
+    assert [step.on for step in start_with(ranks, "master_port", 29500)] == [("ux0",), ("ux1",)]
+    (step,) = start_with(ranks, "master_port", 29500, On.EVERY)
+    assert step.on is On.EVERY
+
+
 @each_row("command, line", {
     "good": ("a  b", "a  b"),
     "two lines": ("rm a\nrm b", "# rm a rm b"),
@@ -208,7 +333,7 @@ def test_ranges_of_hosts(names, words):
     "no step": Fix("x", text="t"),
     "no text": Fix(Step(3), text="t"),
     "no host": Fix(Step("x", on=(1,)), text="t"),
-    "no fix": Fix(alternatives=["x"]),
+    "a way of a way": Fix(alternatives=[Fix(text="t", alternatives=["x"])]),
 }.values())  # fmt: skip
 def test_what_a_plugin_may_not_yield(fix):
     with pytest.raises(TypeError, match="fix"):

@@ -442,7 +442,7 @@ def test_own_processes_and_those_of_mps_are_nobody_else(see: Any, root: Path) ->
     machine["0"]["processes"] += f" 43 {GIB}"
     found = only(CHECK, two_hosts(see(machine)), "gpu-busy", hosts=["nd1"], devices=[uuid(0)])
     assert "pid 43 (python) uses it" in found.message
-    assert found.fix == "kill 43, if nobody needs it"
+    assert found.fix == "kill 43 (if nobody needs it)"
 
 
 def test_a_process_without_a_name_on_a_host_that_sees_all(see: Any, root: Path) -> None:

@@ -30,7 +30,7 @@ def test_damaged_packets_name_the_end_of_a_slow_link() -> None:
     assert (named.level, named.where.interfaces) == (Severity.WARN, ("eth0",))
     # Both tries count.
     assert named.message == "eth0: rx_crc_errors +80 while the hosts were examined"
-    assert named.fix.startswith("ethtool -S eth0 | grep -i err;")
+    assert named.fix.startswith("ethtool -S eth0 | grep -i err ")
 
 
 def test_damaged_packets_alone_are_a_risk() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nccl_doctor.model.findings import Kind, Layer, Severity
+from nccl_doctor.model.fixes import Fix, Step, look
 
 # Drains: GPU_IS_LOST, or a reader held in state D or ended by a fault signal. What else makes that:
 # the kernel that kills for memory, a scheduler or a person that stops or kills the reader, a paused
@@ -15,7 +16,13 @@ GPU_LOST = Kind(
     "A GPU does not answer any more",
     "It fell off the PCIe bus, or the driver waits for it forever; a rank that uses it fails "
     "or hangs, and CUDA may not start on this host at all.",
-    "Drain the host and power-cycle it; if the GPU is lost again, have it reseated or replaced.",
+    Fix(
+        look("dmesg | grep -e Xid -e NVRM"),
+        alternatives=[
+            "drain the host and power-cycle it; if the GPU is lost again, have it reseated or "
+            "replaced"
+        ],
+    ),
     drains=True,
 )
 GPU_BUSY = Kind(
@@ -23,8 +30,12 @@ GPU_BUSY = Kind(
     Layer.DEVICE,
     "Something else uses the GPU",
     "The job has less GPU memory, and a shared GPU is slower; all ranks wait for the slowest.",
-    "nvidia-smi --query-compute-apps=gpu_uuid,pid,process_name,used_memory --format=csv, and "
-    "end the processes that should not be there.",
+    Fix(
+        look(
+            "nvidia-smi --query-compute-apps=gpu_uuid,pid,process_name,used_memory --format=csv",
+            "end the processes that should not be there",
+        )
+    ),
     Severity.WARN,
 )
 GPU_THROTTLED = Kind(
@@ -32,7 +43,10 @@ GPU_THROTTLED = Kind(
     Layer.DEVICE,
     "The GPU holds its clocks down",
     "All ranks wait for the slowest GPU.",
-    "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; look at fans, airflow and power supplies.",
+    Fix(
+        look("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"),
+        alternatives=["look at fans, airflow and power supplies"],
+    ),
     Severity.WARN,
 )
 PCIE_DEGRADED = Kind(
@@ -40,8 +54,13 @@ PCIE_DEGRADED = Kind(
     Layer.DEVICE,
     "The PCIe link of a GPU is slower than it can be",
     "Copies to host memory and to network cards go at a fraction of the speed.",
-    "Reseat the GPU or its riser; nvidia-smi --query-gpu=pci.bus_id,pcie.link.gen.current,"
-    "pcie.link.gen.max,pcie.link.width.current,pcie.link.width.max --format=csv",
+    Fix(
+        look(
+            "nvidia-smi --query-gpu=pci.bus_id,pcie.link.gen.current,pcie.link.gen.max,"
+            "pcie.link.width.current,pcie.link.width.max --format=csv",
+            "reseat the GPU or its riser",
+        )
+    ),
     Severity.WARN,
 )
 CLOCKS_LIMITED = Kind(
@@ -50,7 +69,10 @@ CLOCKS_LIMITED = Kind(
     "The clocks or the power of a GPU are limited by hand",
     "All ranks wait for the slowest GPU. A limit that was set for a test, or to save power, "
     "stays until the driver is loaded again.",
-    "as root: nvidia-smi --reset-gpu-clocks; nvidia-smi --reset-applications-clocks",
+    Fix(
+        Step("nvidia-smi --reset-gpu-clocks", note="as root"),
+        Step("nvidia-smi --reset-applications-clocks", note="as root"),
+    ),
     Severity.WARN,
 )
 STATE_UNREAD = Kind(
@@ -66,8 +88,11 @@ NVLINK_DOWN = Kind(
     Layer.DEVICE,
     "NVLinks of a GPU are down",
     "NCCL uses the links that are left, or PCIe, and all ranks wait for it.",
-    "nvidia-smi nvlink --status; look for Xid 74 and SXid in `dmesg`, reset the GPUs of the host "
-    "or reboot it.",
+    Fix(
+        look("nvidia-smi nvlink --status"),
+        look("dmesg | grep -e 'Xid.*: 74' -e SXid"),
+        alternatives=["reset the GPUs of the host or reboot it"],
+    ),
     Severity.WARN,
 )
 NVLINK_ERRORS = Kind(
@@ -75,7 +100,12 @@ NVLINK_ERRORS = Kind(
     Layer.DEVICE,
     "NVLinks of a GPU had to recover from errors",
     "Each recovery stops the link for a moment; a link that does it often is about to fail.",
-    "nvidia-smi nvlink --errorcounters, again after a job; if they grow, have the GPU checked.",
+    Fix(
+        look(
+            "nvidia-smi nvlink --errorcounters",
+            "again after a job; if they grow, have the GPU checked",
+        )
+    ),
     Severity.WARN,
 )
 DCGM_UNHEALTHY = Kind(
@@ -84,6 +114,6 @@ DCGM_UNHEALTHY = Kind(
     "DCGM does not find a part of the host healthy",
     "DCGM watches GPUs, NVSwitches and drivers all the time; what it reports has hurt a job, or "
     "may hurt the next one.",
-    "dcgmi health -c; while no job uses the GPUs: dcgmi diag -r 2",
+    Fix(look("dcgmi health -c"), look("dcgmi diag -r 2", "while no job uses the GPUs")),
     Severity.WARN,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nccl_doctor.model.findings import Kind, Layer
+from nccl_doctor.model.fixes import Fix, Step, look
 
 _LONG_WAIT = "the job would wait in its first collective until the time-out of the process group"
 
@@ -51,8 +52,12 @@ FROZEN = Kind(
     Layer.COLLECTIVE,
     "A rank is frozen during a collective",
     "every other rank of the group waits for it",
-    "look at the process: state T is stopped (kill -CONT PID), D waits in the kernel "
-    "(file system, driver), else see its stack",
+    Fix(
+        Step(
+            "# kill -CONT PID",
+            note="if its state is T (stopped); D waits in the kernel: see its stack",
+        )
+    ),
     by_deadline=True,
     of_one=True,
 )
@@ -62,8 +67,10 @@ NOT_STARTED = Kind(
     "The GPU driver of a rank does not start in time",
     "the other ranks wait for a rank that has no GPU yet; without persistence mode the driver "
     "starts again for each new process; if it never starts, the job stops",
-    "nvidia-smi -pm 1: with persistence mode the driver stays up between processes; if it is "
-    "already on, look for Xid and NVRM in `dmesg`",
+    Fix(
+        Step("nvidia-smi -pm 1", note="as root; the driver then stays up between processes"),
+        alternatives=["if it is on already: look for Xid and NVRM in the kernel log"],
+    ),
     by_deadline=True,
 )
 CRASHED = Kind(
@@ -71,8 +78,10 @@ CRASHED = Kind(
     Layer.COLLECTIVE,
     "A rank dies during a collective",
     "every other rank of the group gets a connection error or waits",
-    "SIGKILL: look for the out-of-memory killer in the kernel log (dmesg | grep -i oom); "
-    "other signals: see the stack in the evidence",
+    Fix(
+        look("dmesg -T | grep -i oom", "after a SIGKILL"),
+        alternatives=["other signals: see the stack in the evidence"],
+    ),
 )
 KILLED = replace(CRASHED, of_one=True)
 """The same of a rank that ended by a signal of somebody else; it died of no setting."""

@@ -14,15 +14,22 @@ from typing import Any
 
 from nccl_doctor.model.cluster import Rank
 from nccl_doctor.model.findings import Confidence, Finding, Kind, Layer, Severity, Where
+from nccl_doctor.model.fixes import Fix, Step, fill, look
 from nccl_doctor.toolkit.net.interfaces import interfaces
 
+_COUNTERS = look("ethtool -S NIC | grep -i -e drop -e miss -e buf", "which queue is full")
 DAMAGED = Kind(
     "nic-errors-rising",
     Layer.ROUTE,
     "Packets arrive damaged at a network interface",
     "Each damaged packet is lost and sent again: TCP waits for it, and RDMA too.",
-    "ethtool -S <nic> | grep -i err; clean or replace the cable and the transceiver of this port, "
-    "then try another switch port",
+    Fix(
+        look(
+            "ethtool -S NIC | grep -i err",
+            "clean or replace the cable and the transceiver of this port, then try another switch "
+            "port",
+        )
+    ),
     Severity.WARN,
 )
 DROPPED = Kind(
@@ -30,10 +37,18 @@ DROPPED = Kind(
     Layer.ROUTE,
     "A host drops packets that have arrived",
     "They are sent again, and TCP slows down: the host cannot take packets as fast as they come.",
-    "ethtool -S <nic> | grep -i -e drop -e miss -e buf",
+    Fix(_COUNTERS),
     Severity.WARN,
 )
 
+_LONGER_BACKLOG = Fix(
+    Step("sysctl -w net.core.netdev_max_backlog=10000 net.core.netdev_budget=600")
+)
+_LONGER_RING = Fix(
+    look("ethtool -g NIC", "how long the ring is, and may be"),
+    Step("# ethtool -G NIC rx 4096", note="or the maximum, if that is less"),
+    _COUNTERS,
+)
 _BAD = ("rx_crc_errors", "rx_frame_errors")
 """`rx_errors` and `rx_length_errors` also count sound packets that are longer than the MTU."""
 _RING = ("rx_missed_errors", "rx_fifo_errors", "rx_over_errors")
@@ -125,12 +140,11 @@ def _dropped(host: str, nics: Mapping[str, Counter[str]]) -> Iterator[Finding]:
         if sum(lost.values()) < max(_LEAST_DROPPED, _SHARE * packets):
             continue
         if nic == "":
-            fix = "sysctl -w net.core.netdev_max_backlog=10000 net.core.netdev_budget=600"
-            yield _finding(DROPPED, host, nic, lost, counts=counts, fix=fix)
+            yield _finding(DROPPED, host, nic, lost, counts=counts, fix=_LONGER_BACKLOG)
         else:
             ring = any(name in lost for name in _RING)
-            fix = "ethtool -g <nic>; ethtool -G <nic> rx 4096; " if ring else ""
-            yield _finding(DROPPED, host, nic, lost, counts=counts, fix=fix + DROPPED.fix)
+            fix = _LONGER_RING if ring else DROPPED.fix
+            yield _finding(DROPPED, host, nic, lost, counts=counts, fix=fix)
 
 
 def _finding(
@@ -149,7 +163,7 @@ def _finding(
         f"{of}{said} while the hosts were examined",
         Where(hosts=(host,), interfaces=(nic,) if nic else ()),
         {"grown": dict(counts)},
-        fix=fix.replace("<nic>", nic),
+        fix=fill(fix, NIC=nic) if nic else fix,
         confidence=Confidence.LIKELY,
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import Confidence, Finding, Kind, Severity, Where
+from nccl_doctor.model.fixes import Fix, Step, fill, word
 from nccl_doctor.toolkit.blame import blame_links
 from nccl_doctor.toolkit.hosts import link_names, sides_in_words
 from nccl_doctor.toolkit.kernel_waits import CAUSES, cause_of
@@ -104,7 +105,7 @@ def _hung(path: str, facts: Facts, where: Where) -> Finding:
         f"{path}: {_DOING[hung['step']]} did not end within {hung['after_s']:.0f} s{state}",
         where,
         evidence_of(facts),
-        fix=cause.fix if cause else "",
+        fix=fill(cause.fix, MOUNT=facts["mount"] or path) if cause else "",
         confidence=Confidence.CERTAIN if hung["state"] == "D" else Confidence.LIKELY,
     )
 
@@ -122,19 +123,30 @@ def _failed(path: str, facts: Facts, where: Where, usual: str, option: str) -> F
     place = facts["mount"] or path
     fix = ""
     if kind is kinds.MISSING:
-        fix = f"{usual}; or " if usual else ""
-        fix += f"mkdir -p {path}, or correct the option" if facts["writes"] else "create it"
+        fix = _to_have(path, usual, facts["writes"])
     elif kind in (kinds.NOT_READABLE, kinds.NOT_WRITABLE):
         if "mode" in facts:
             message += f" (uid {facts['uid']}, owner {facts['owner']}, mode {facts['mode']})"
-        fix = kind.fix.replace("<path>", path)
+        fix = fill(kind.fix, FOLDER=path)
     elif kind is kinds.FULL:
-        fix = kind.fix.replace("<path>", path)
+        fix = fill(kind.fix, FOLDER=path)
     elif kind in (kinds.READ_ONLY, kinds.STALE):
-        fix = kind.fix.replace("<mount>", place)
+        fix = fill(kind.fix, MOUNT=place)
     if kind in (kinds.NOT_WRITABLE, kinds.READ_ONLY) and option:
-        fix += f"; if the job only reads there: {option}"
+        other = Fix(text=f"if the job only reads there: {option}")
+        steps = fix.steps if isinstance(fix, Fix) else ()
+        fix = Fix(*steps, alternatives=[other])
     return Finding(kind, message, where, evidence_of(facts), fix=fix)
+
+
+def _to_have(path: str, usual: str, writes: bool) -> str:
+    """The fix for a path that is not there: as other hosts mount it, or made anew."""
+    mount = [Fix(Step(usual))] if usual else []
+    if not writes:
+        return mount[0] if mount else "create it"
+    steps = (Step(f"mkdir -p {word(path)}", undo=f"rmdir {word(path)}", persists=True),)
+    ways = [*mount, Fix(*steps)]
+    return Fix(*ways[0].steps, alternatives=[*ways[1:], Fix(text="correct the option")])
 
 
 def not_shared(

@@ -275,6 +275,12 @@ def link_down(scene: Scene, host: Host) -> None:
 
 
 @step
+def loopback_down(scene: Scene, host: Host) -> None:
+    """Somebody took the loopback interface of the host down."""
+    host.call("ip", "link", "set", "lo", "down")
+
+
+@step
 def no_route(scene: Scene, host: Host, to: str) -> None:
     """The host has no route to another one."""
     host.call("ip", "route", "add", "unreachable", f"{scene.lab[to].address}/32")

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nccl_doctor.model.report import Report
+from nccl_doctor.report import text
 from tests.lab.corpus import Case
 from tests.lab.corpus.inject import Scene, prepare
 from tests.lab.corpus.runs import examine
@@ -14,7 +16,8 @@ from tests.lab.corpus.score import Score, score
 from tests.lab.lab import Lab
 
 CALL_S = 20.0
-_SETS, _UNSETS = "export", "unset"
+_SETS, _UNSETS, _LIMITS = "export", "unset", "ulimit"
+_OPTION = "# --"
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,14 @@ class Typed:
     """What became of a cluster whose printed fixes were typed.
 
     Attributes:
-        lines: `host: command` of each step, in the order in which they were typed.
+        screen: the report that the fixes are printed in, as text.
+        lines: (host, command) of each step, in the order in which they were typed.
         left: findings above info after that, as (code, hosts); none where the fixes work.
         undone: the score of a third run, after all was taken back; None where a step has no undo.
     """
 
-    lines: tuple[str, ...]
+    screen: str
+    lines: tuple[tuple[str, str], ...]
     left: tuple[tuple[str, tuple[str, ...]], ...]
     undone: Score | None
 
@@ -46,34 +51,54 @@ def type_fixes(case: Case, join_s: float) -> Typed | None:
         scene = prepare(case, lab)
         answer = examine(case, scene, join_s).answer
         roots = [each for each in _loud(answer) if each["explained_by"] is None]
-        steps = [step for each in roots for step in each["fix_steps"]]
-        if not roots or not all(each["fix_steps"] for each in roots):
+        cures = [_cure(each["fix_steps"]) for each in roots]
+        if not answer or not cures or not all(cures):
             return None
+        steps = [step for cure in cures for step in cure]
+        screen = text.render(Report.from_json(answer), width=100)
         lines = tuple(_type(scene, steps, "command"))
         again = examine(case, scene, join_s).answer
         left = tuple((each["code"], tuple(each["where"]["hosts"])) for each in _loud(again))
         if not all(step["undo"] for step in steps):
-            return Typed(lines, left, None)
+            return Typed(screen, lines, left, None)
         tuple(_type(scene, steps[::-1], "undo"))
         broken = examine(case, scene, join_s)
-        return Typed(lines, left, score(case, broken.answer, broken.others))
+        return Typed(screen, lines, left, score(case, broken.answer, broken.others))
 
 
 def _loud(answer: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     return [each for each in (answer or {}).get("findings", ()) if each["severity"] != "info"]
 
 
-def _type(scene: Scene, steps: Sequence[Mapping[str, Any]], what: str) -> Iterator[str]:
-    """Type a command, or its undo, on all of its hosts; a variable is one of the job there."""
+def _cure(steps: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The steps that change something; none where one of them lacks a value."""
+    acting = [step for step in steps if not step["shows"]]
+    known = (not line.startswith("#") or line.startswith(_OPTION) for line in _lines(acting))
+    return acting if all(known) else []
+
+
+def _lines(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [step["command"] for step in steps]
+
+
+def _type(scene: Scene, steps: Sequence[Mapping[str, Any]], what: str) -> Iterator[tuple[str, str]]:
+    """Type a command, or its undo, on all of its hosts; what is for the shell or the line that
+    starts the job is there when it is started again.
+    """
     for step in steps:
+        line = step[what]
         for name in step["hosts"]:
-            first, *words = shlex.split(step[what])
+            first, *words = shlex.split(line.removeprefix("# "))
             environ = scene.env.setdefault(name, {})
-            if first == _SETS:
+            if line.startswith(_OPTION):
+                scene.flags[name] += [first, *words]
+            elif first == _LIMITS:
+                scene.wrap[name] += ["sh", "-c", f'{line}; exec "$@"', "sh"]
+            elif first == _SETS:
                 environ.update(word.split("=", 1) for word in words)
             elif first == _UNSETS:
                 for word in words:
                     environ.pop(word, None)
             else:
-                scene.lab[name].call("bash", "-c", step[what], timeout_s=CALL_S)
-            yield f"{name}: {step[what]}"
+                scene.lab[name].call("bash", "-c", line, timeout_s=CALL_S)
+            yield name, line

@@ -1,0 +1,75 @@
+"""Fixes for hosts that have a wrong number, or did not come. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from nccl_doctor.api import Cluster, Fix, Launch, On, Rank, Step, look, number_range, word
+from nccl_doctor.toolkit.relaunch import BY_OPTIONS, start_with
+
+_BY_NODE_RANK = (*BY_OPTIONS, "kubeflow")
+_FEW = 4
+"""Hosts that get a line each."""
+
+
+def own_numbers(cluster: Cluster, hosts: Sequence[Sequence[Rank]]) -> str:
+    """The fix for hosts, each with its ranks, that claim one node rank: to take free numbers.
+
+    The host that MASTER_ADDR names keeps its number, or else the first one.
+    """
+    firsts = [ranks[0] for ranks in hosts]
+    taken = {host.node_rank for host in cluster.present_hosts}
+    free = [number for number in range(cluster.nnodes) if number not in taken]
+    launch = firsts[0].launch or Launch()
+    kept = next((r for r in firsts if _is_at(r, launch.master_addr)), firsts[0])
+    others = [rank for rank in firsts if rank is not kept]
+    if launch.launcher not in _BY_NODE_RANK or not len(others) <= min(len(free), _FEW):
+        last = max(cluster.nnodes, 2) - 1
+        return f"give each of them its own node rank, 0 to {last}, or its own RANK for each process"
+    return Fix(
+        *(
+            step
+            for rank, number in zip(others, free, strict=False)
+            for step in start_with([rank], "node_rank", number)
+        )
+    )
+
+
+def _is_at(rank: Rank, address: str | None) -> bool:
+    return address in (rank.host.name, *rank.host.addresses)
+
+
+def same_number(cluster: Cluster, hosts: Sequence[str], number: int | None) -> str:
+    """The fix for hosts that expect another number of hosts than most; empty if none is known."""
+    firsts = [r for h in cluster.present_hosts if h.label in hosts and (r := cluster.first_on(h))]
+    by_option = all((rank.launch or Launch()).launcher in _BY_NODE_RANK for rank in firsts)
+    if number is None or not firsts or not by_option:
+        return ""
+    return Fix(*start_with(firsts, "nnodes", number))
+
+
+def on_absent(cluster: Cluster, absent: Mapping[int, str], launch: Launch) -> str:
+    """The fix for hosts that never came: what shows why, and what starts the job there.
+
+    Args:
+        cluster: of the run.
+        absent: node rank → label of its host.
+        launch: of a host that came.
+    """
+    nodes = list(absent)
+    master, port = launch.master_addr, launch.master_port
+    if not master or port is None:
+        return "is the host up, and was the job started there?"
+    numbers: list[int | str] = [*nodes] if len(nodes) <= _FEW else ["NUMBER"]
+    of = f"--nnodes={cluster.nnodes} --node-rank={{}} --master-addr={word(master)}"
+    of += f" --master-port={port}"
+    why = f"shows what keeps it from {master}:{port}"
+    more = "" if numbers == nodes else f"; NUMBER is its own, of {number_range(nodes)}"
+    steps: list[Step] = []
+    for number in numbers:
+        on = (absent[number],) if isinstance(number, int) and len(nodes) > 1 else On.HERE
+        steps.append(look(f"nccl-doctor run {of.format(number)}", why + more, on=on))
+    start = "if nothing runs there: start the job there too"
+    if launch.launcher == "torchrun":
+        start += f", with `torchrun {of.format('K' if len(nodes) > 1 else nodes[0])}`"
+    return Fix(*steps, alternatives=[Fix(text=start)])
