@@ -31,8 +31,8 @@ nft(8), iptables(8); PyTorch: ProcessGroupGloo, createDefaultDevice.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -48,6 +48,7 @@ from nccl_doctor.api import (
     Untested,
     Where,
     likely_address,
+    look,
 )
 from nccl_doctor.toolkit.firewall.netfilter import quote_hit
 from nccl_doctor.toolkit.firewall.opening import let_loop_back
@@ -72,16 +73,30 @@ NO_WAY = OWN_ADDRESS_BLOCKED.variant(
     title="A host has no way to its own address",
     why="Ranks on one host connect to each other at that address, through the loopback interface: "
     "where it is down, they are lost, or the kernel answers Network is unreachable.",
-    fix="ip link set lo up; ip route show table local lists the address",
-)
-_LO_UP = Fix(
-    Step("ip link set lo up", undo="ip link set lo down"),
-    alternatives=[Fix(text="if it is up: ip route show table local has to list the address")],
+    fix=Fix(
+        Step("ip link set lo up", undo="ip link set lo down"),
+        alternatives=[
+            Fix(look("ip route show table local", "if it is up: this has to list the address"))
+        ],
+    ),
 )
 DIAL_S = 2.0
 LOOK_UP_S = 2.0
 RULES_S = 0.5
 """Seconds for each of four commands."""
+
+
+class _Called(TypedDict):
+    interface: str
+    address: str
+    calls: list[dict[str, Any]]
+
+
+class OwnAddressFacts(_Called, total=False):
+    """Facts that `observe` returns; other checks read them."""
+
+    loops: bool | None
+    rules: dict[str, Any]
 
 
 class OwnAddress(Check):
@@ -92,7 +107,7 @@ class OwnAddress(Check):
     cost = "instant"
     kinds = (OWN_ADDRESS_BLOCKED,)
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> OwnAddressFacts:
         """The address, and the result of each call; where none came through, `loops`: whether the
         loopback interface is up (None: not known), and the `rules` of this host for such calls.
         """
@@ -117,7 +132,7 @@ class OwnAddress(Check):
                 if sock is not None:
                     sock.close()
                     break
-        facts = {"interface": nic, "address": address, "calls": calls}
+        facts: OwnAddressFacts = {"interface": nic, "address": address, "calls": calls}
         if calls[-1]["outcome"] == "connected":
             return facts
         ctx.breadcrumb("read the loopback interface and the firewall rules of this host")
@@ -144,6 +159,6 @@ class OwnAddress(Check):
                 f"({last['detail']}){reason}",
                 Where(hosts=(rank.host.label,)),
                 {"calls": facts["calls"]},
-                fix=_LO_UP if no_way else Fix(let_loop_back(hit)) if hit else "",
+                fix=Fix(let_loop_back(hit)) if hit and not no_way else "",
                 severity=None if needed else Severity.WARN,
             )

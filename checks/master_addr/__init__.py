@@ -109,7 +109,7 @@ class MasterAddr(Check):
         DNS_SLOW,
     )
     at_once = (ADDR_UNRESOLVABLE,)
-    reads = ("duplicate_address", "firewall", "own_name", "port")
+    reads = ("duplicate_address", "firewall", "own_address", "own_name", "port")
 
     def observe(self, ctx: Context) -> MasterAddrFacts:
         """Answers of the look-ups in both directions, within 5 s whatever the resolver does, and
@@ -163,11 +163,16 @@ class MasterAddr(Check):
             for rank, facts in cluster.facts(self.name)
         ]
         own = {rank.seat: facts["own"] for rank, facts in cluster.facts("own_name")}
+        mute = {r.seat for r, f in cluster.facts("own_address") if f.get("loops") is False}
         bridged = {r.seat: f for r, f in cluster.facts("duplicate_address") if _is_bridged(f)}
         called = {r.seat: f.get("clients", ()) for r, f in cluster.facts("firewall", "matrix")}
         for view in views:
             yield from unusable(view, views)
-            yield from slow(view, own.get(view.rank.seat), called.get(view.rank.seat, ()))
+            seat = view.rank.seat
+            for found in slow(view, own.get(seat), called.get(seat, ())):
+                # A resolver on this host is asked through the loopback interface.
+                because = "own-address-blocked" if seat in mute else None
+                yield found.replaced(explained_by=because)
         if spans_machines(cluster):
             yield from loopback(cluster, views)
             yield from not_on_master(cluster, views, bridged)

@@ -69,6 +69,7 @@ from nccl_doctor.toolkit.cgroup import cgroup_limits
 from nccl_doctor.toolkit.containers import container_of
 from nccl_doctor.toolkit.hosts import collectives_worked
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
+from nccl_doctor.toolkit.privileges import SYS_ADMIN, has_capability
 
 from .left import File, Group, files_left, grouped, in_words
 from .to_type import more_room, without
@@ -165,7 +166,8 @@ class SharedMemory(Check):
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Sizes in bytes: `size` and `free` of the file system, `needed`: the minimum for the
-        backend; `container`: its runtime, if this is one; `error`: of an allocation of that size,
+        backend; `container`: its runtime, if this is one; `may_mount`: whether
+        this process may mount; `error`: of an allocation of that size,
         or empty. `least` and `least_error`: the
         same if NVLink connects the GPUs. `stale`: names and bytes of files that no visible process
         has open, the largest; `left`: all of them, from `grouped`; `sees_all`: whether all
@@ -177,6 +179,7 @@ class SharedMemory(Check):
         least = min(inside, ranks * _SMALLEST) + min(ranks, _FEWEST_ON_NETWORK) * pools * _POOL
         facts: dict[str, Any] = {"size": None, "free": None, "needed": needed, "least": least}
         facts["container"] = container_of(ctx.root, ctx.env)
+        facts["may_mount"] = has_capability(SYS_ADMIN, ctx.root)
         try:
             room = os.statvfs(ctx.root / "dev/shm")
         except OSError as error:

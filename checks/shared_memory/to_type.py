@@ -24,9 +24,9 @@ def without(left: Sequence[Group]) -> str:
 
 def more_room(facts: Mapping[str, Any]) -> str:
     """The fix for a /dev/shm that is too small: of the container, or of the host."""
-    inside = _OF_CONTAINER.get(facts.get("container", ""))
-    if inside:
+    inside = _OF_CONTAINER.get(facts.get("container", ""), "")
+    if inside and not facts.get("may_mount", False):
         return inside
     remount = "mount -o remount,size={} /dev/shm"
     step = Step(remount.format("50%"), undo=remount.format(f"{facts['size'] >> 10}k"))
-    return Fix(step, alternatives=[Fix(text=f"in a container: {_OF_CONTAINER['docker']}")])
+    return Fix(step, alternatives=[inside or f"in a container: {_OF_CONTAINER['docker']}"])

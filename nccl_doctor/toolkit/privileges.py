@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-NET_BIND_SERVICE = 10
-_BITS = {"ipc_lock": 14, "sys_admin": 21, "sys_resource": 24}
+NET_BIND_SERVICE, SYS_ADMIN = 10, 21
+_BITS = {"ipc_lock": 14, "sys_admin": SYS_ADMIN, "sys_resource": 24}
 _EVERY_USER = ["0", "0", "4294967295"]
 """Content of /proc/self/uid_map in the first user namespace."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.lab.corpus import Case, Cause, load
+from tests.lab.corpus import load
 from tests.lab.corpus.typed import type_fixes
 from tests.lab.lab import Lab
 
@@ -18,17 +18,7 @@ JOIN_S, PATIENCE_S = 8.0, 30.0
 MOST = 3
 """Commands of a fix, on all hosts together. The same line on another host is one more."""
 
-
-def _made_here(name: str, do: str, code: str, **more: object) -> Case:
-    cause = Cause(frozenset([code]), frozenset(["nd1"]))
-    return Case(name, name, inject=({"do": do, "on": "nd1"},), expect=(cause,), **more)
-
-
-HERE = (
-    _made_here("card-down", "link_down", "host-cut-off", waits=True),
-    _made_here("loopback-down", "loopback_down", "own-address-blocked", nproc=2),
-)
-CASES = {case.id: case for case in (*load().faults, *HERE)}
+CASES = {case.id: case for case in load().faults}
 QUICK = ("ephemeral-dropped-last", "interface-down")
 TWO_NODES = (
     "firewall-drops-port",
@@ -43,10 +33,10 @@ TWO_NODES = (
     "port-differs-last",
     "shm-small",
     "no-route-to-master",
-    "card-down",
+    "link-down-last",
     "loopback-down",
 )
-OTHERS = ("mtu-differs", "few-ports", "temp-dir", "env-typo", "open-files")
+OTHERS = ("mtu-differs", "few-ports", "temp-dir", "env-typo")
 WIDE = [pytest.param(each, marks=pytest.mark.wide) for each in (*TWO_NODES, *OTHERS)]
 
 

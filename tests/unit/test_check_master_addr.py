@@ -11,7 +11,7 @@ import pytest
 from nccl_doctor.api import ALONE, Cluster, Confidence, Finding, Severity
 from nccl_doctor.checks.master_addr import ADDR_NOT_ON_MASTER, MasterAddr
 from nccl_doctor.toolkit.net.names import LookUp
-from tests.support.clusters import change_rank, make_cluster, outcome, shut_out
+from tests.support.clusters import change_rank, make_cluster, outcome, shut_out, with_round
 from tests.support.findings import judge
 
 CHECK = MasterAddr()
@@ -329,6 +329,14 @@ def test_an_address_without_a_name_is_well_if_that_is_soon_known():
     """torch then says "The hostname of the client socket cannot be retrieved", for its log."""
     reverse = [look(ND0)]
     assert judged(cluster_of({"nd0": facts("nd0"), "nd1": facts("nd1", reverse=reverse)})) == []
+
+
+def test_a_loopback_interface_that_is_down_explains_a_resolver_that_is_slow():
+    slow = facts("nd1", reverse=[look(ND0, took=(4.0, 3.0))])
+    cluster = cluster_of({"nd0": facts("nd0"), "nd1": slow})
+    for loops, cause in ((False, "own-address-blocked"), (True, None), (None, None)):
+        found = only(with_round(cluster, "own_address", "alone", {"nd1": {"loops": loops}}))
+        assert (found.code, found.explained_by) == ("dns-slow", cause)
 
 
 def test_look_ups_that_are_slow_twice():

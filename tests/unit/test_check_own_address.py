@@ -46,7 +46,7 @@ def test_a_loopback_interface_that_is_down_is_the_cause() -> None:
     made = make_cluster(check="own_address", by_host=by_host)
     found = only(CHECK, made, "own-address-blocked", hosts=["nd1"])
     assert found.message.endswith("; the loopback interface lo is down")
-    assert [step.command for step in found.fix.steps] == ["ip link set lo up"]
+    assert [step.command for step in found.kind.fix.steps] == ["ip link set lo up"]
 
 
 @each_row(

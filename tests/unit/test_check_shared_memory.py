@@ -71,6 +71,19 @@ def test_what_cannot_be_allocated_stops_nccl() -> None:
     assert found.kind.title == "There is no /dev/shm"
 
 
+def test_who_may_mount_is_told_to_make_it_larger_and_a_container_to_be_given_more() -> None:
+    def fix(**more: Any) -> Any:
+        seen = cluster({**facts(64, error=FULL), **more})
+        return only(CHECK, seen, "shm-too-small", hosts=["nd1"]).fix
+
+    for more in ({}, {"container": ""}, {"container": "docker", "may_mount": True}):
+        (step,) = fix(**more).steps
+        assert step.command == "mount -o remount,size=50% /dev/shm"
+        assert step.undo == "mount -o remount,size=65536k /dev/shm"
+    assert fix(container="docker", may_mount=False).startswith("docker run --shm-size=16g")
+    assert "emptyDir" in fix(container="kubernetes", may_mount=False)
+
+
 @pytest.mark.parametrize(
     ("status", "severity"),
     [(OutcomeStatus.OK, Severity.WARN), (OutcomeStatus.RAISED, Severity.FAIL)],
