@@ -73,6 +73,7 @@ from nccl_doctor.toolkit.net.interfaces import (
     leads_inside,
 )
 from nccl_doctor.toolkit.net.names import look_up
+from nccl_doctor.toolkit.relaunch import start_with
 
 LOOK_UP_S = 2.0
 NOT_SHARED = Kind(
@@ -155,12 +156,14 @@ class MasterNetwork(Check):
         address = better[1] if better else "ADDRESS"
         named = "" if facts["master_addr"] == own else f"{facts['master_addr']}: "
         place = f"MASTER_ADDR={named}"
-        fix = f"export MASTER_ADDR={address} on every host (deepspeed --master_addr={address})"
+        first = [rank for rank in [cluster.first_on(master)] if rank is not None]
+        fix = Fix(*start_with(first, "master_addr", address, On.EVERY))
         if cluster.job.rendezvous.backend.lower() == "c10d":
             endpoint = cluster.job.rendezvous.endpoint
             place = f"--rdzv-endpoint={endpoint}: "
             said += "; each host where it is an address of its own takes itself for the endpoint"
-            fix = f"on every host: torchrun --rdzv-endpoint={address}:{port_of(endpoint)}"
+            line = f"# --rdzv-endpoint {address}:{port_of(endpoint)}"
+            fix = Fix(Step(line, On.EVERY, note="in the line of torchrun"))
         yield Finding(
             NOT_SHARED,
             f"{place}{said}",

@@ -238,10 +238,7 @@ def _lead_to(view: View, views: Sequence[View], address: str) -> tuple[Step, ...
     steps = start_with([view.rank], "master_addr", address or "ADDRESS", where)
     if address:
         return steps
-    return tuple(
-        replace(step, command=f"# {step.command.removeprefix('# ')}", note="that of rank 0's host")
-        for step in steps
-    )
+    return tuple(replace(step, note="that of rank 0's host") for step in steps)
 
 
 def _add_line(line: str) -> Step:

@@ -27,14 +27,10 @@ from nccl_doctor.toolkit.peers.matrix import read_calls
 
 from .room import networks_of
 
-_SETTINGS = "/etc/sysctl.d/90-arp.conf"
 _KEYS = "net.ipv4.conf.all.arp_ignore={} net.ipv4.conf.all.arp_announce={}"
 APART = Fix(
-    Step(
-        f"sysctl -w {_KEYS.format(1, 2)} | tee {_SETTINGS}",
-        undo=f"rm {_SETTINGS} && sysctl -w {_KEYS.format(0, 0)}",
-        persists=True,
-    )
+    Step(f"sysctl -w {_KEYS.format(1, 2)}", undo=f"sysctl -w {_KEYS.format(0, 0)}"),
+    alternatives=["for the next boot: the same in /etc/sysctl.d/90-arp.conf"],
 )
 """Each interface answers for its own addresses only, and asks in its own name."""
 OTHER_NIC = Kind(
@@ -132,7 +128,7 @@ def judge_answers(cluster: Cluster, hosts: Mapping[int, Mapping[str, Any]]) -> I
 def _keep_apart(address: str) -> Fix:
     """The fix for a host that answers by another interface than the one with the address."""
     flush = Step(f"ip neigh flush to {word(address)}", On.OTHERS, persists=True)
-    return Fix(*APART.steps, flush)
+    return Fix(*APART.steps, flush, alternatives=APART.alternatives)
 
 
 def judge_fixed(cluster: Cluster, hosts: Mapping[int, Mapping[str, Any]]) -> Iterator[Finding]:

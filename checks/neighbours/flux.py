@@ -58,7 +58,7 @@ def judge_flux(cluster: Cluster, known: Collection[str]) -> Iterator[Finding]:
                 f"not leave by {nic}",
                 Where(hosts=(host,), interfaces=tuple(sorted(set(loose)))),
                 {"network": net, "interfaces": mine},
-                fix=Fix(*APART.steps, *_own_ways(net, astray)),
+                fix=Fix(*APART.steps, *_own_ways(net, astray), alternatives=APART.alternatives),
                 confidence=Confidence.LIKELY,
             )
 

@@ -59,13 +59,14 @@ from nccl_doctor.api import (
     Fix,
     Kind,
     Layer,
+    On,
     Rank,
     Severity,
     Skip,
     Step,
     Untested,
     Where,
-    export,
+    look,
     master_host,
     word,
 )
@@ -78,21 +79,21 @@ from nccl_doctor.toolkit.net.ports import (
     may_bind,
     mesh_proxy,
     port_holder,
-    reserve_port,
     reserved_ports,
 )
+from nccl_doctor.toolkit.relaunch import start_with
 from nccl_doctor.toolkit.shared_kinds import PORT_BLOCKED
 
 from .kinds import (
     DEAD_ROUTE,
     NO_ROUTE,
     PORT_EPHEMERAL,
-    PORT_FORBIDDEN,
     PORT_IN_USE,
     PORT_NOT_THE_STORE,
     PORT_PRIVILEGED,
     PORT_REFUSED,
 )
+from .own_port import ANOTHER_PORT, own_port
 from .reasons import excuse_for, reason_of
 from .rejections import forbidden_here, rejected_by, turned_back_by
 from .road import Knocks, knock
@@ -204,7 +205,7 @@ class Port(Check):
         master = master_host(cluster)
         unserved: dict[int, str] = {}
         for rank, facts in cluster.facts(self.name):
-            for finding in _own_port(rank, facts) if facts["server"] == "self" else ():
+            for finding in own_port(rank, facts) if facts["server"] == "self" else ():
                 if finding.level is Severity.FAIL:
                     unserved[facts["port"]] = finding.code
                 if finding.kind is PORT_EPHEMERAL and _chosen_by_launcher(rank):
@@ -226,51 +227,12 @@ class Port(Check):
                     yield finding.replaced(explained_by=reason, excused_by=excuse)
 
 
+_IS_UP = "is rank 0's host up? If so:"
+
+
 def _chosen_by_launcher(rank: Rank) -> bool:
     launch = rank.launch
     return launch is not None and launch.launcher in _CHOOSERS
-
-
-def _own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
-    port, where = facts["port"], _host(rank)
-    if facts["bind_errno"] == errno.EADDRINUSE:
-        held = facts["holder"] or {"pid": None, "command": "", "state": "", "uid": None}
-        who = f"process {held['pid']} ({held['command']})"
-        if held["pid"] is None:
-            who = "a process that this user may not see"
-            who += f" (user id {held['uid']})" if held["uid"] is not None else ""
-        yield Finding(
-            PORT_IN_USE,
-            f"MASTER_PORT={port} is held by {who}",
-            where,
-            {**held, "bind_error": facts["bind_error"]},
-            fix=Fix(
-                Step(f"kill {held['pid']}", note=f"ends {held['command'] or 'that process'}"),
-                alternatives=[Fix(text="choose another MASTER_PORT on every host")],
-            )
-            if held["pid"]
-            else f"`sudo ss -tanp 'sport = :{port}'`; export another MASTER_PORT on every host",
-            shuts_out=True,
-        )
-    elif facts["bind_errno"] in (errno.EACCES, errno.EPERM):
-        reason = "" if facts["may_bind"] else "; this user may not bind such a low port"
-        text = f"MASTER_PORT={port}: {facts['bind_error']}{reason}"
-        kind = PORT_FORBIDDEN if facts["may_bind"] else PORT_PRIVILEGED
-        yield Finding(kind, text, where, shuts_out=True)
-    elif facts["ephemeral"]:
-        (low, high), before = facts["ephemeral"], facts.get("reserved", "")
-        yield Finding(
-            PORT_EPHEMERAL,
-            f"MASTER_PORT={port} is in ip_local_port_range {low}–{high}",
-            where,
-            fix=Fix(
-                Step(
-                    f"sysctl -w {reserve_port(port, before)}",
-                    undo=f'sysctl -w net.ipv4.ip_local_reserved_ports="{before}"',
-                ),
-                alternatives=[] if low <= 29500 <= high else [Fix(export(MASTER_PORT="29500"))],
-            ),
-        )
 
 
 class _Seen:
@@ -292,7 +254,7 @@ class _Seen:
         self.other_port_answers: int | None = (
             beside["port"] if beside["outcome"] in ("refused", "connected") else None
         )
-        self.look = f"on rank 0's host: sudo ss -ltnp 'sport = :{self.port}'"
+        self.look = look(f"sudo ss -ltnp 'sport = :{self.port}'", "who has it", on=(far_end,))
 
     def finding(self, kind: Kind, message: str, where: Where, fix: str, **more: Any) -> Finding:
         more.setdefault("confidence", Confidence.LIKELY)
@@ -325,11 +287,12 @@ def _road(rank: Rank, facts: Mapping[str, Any], far_end: str) -> Iterator[Findin
     else:
         finding = _unanswered(seen)
     if facts["server"] == "self":
-        mine = next(iter(rank.host.addresses), "ADDRESS of this host")
+        mine = next(iter(rank.host.addresses), "ADDRESS")
+        steps = start_with([rank], "master_addr", mine, On.EVERY)
         finding = finding.replaced(
             where=seen.here,
             message=f"{finding.message}; but this host serves the store",
-            fix=f"export MASTER_ADDR={mine} on every host, or let this host connect to itself",
+            fix=Fix(*steps, alternatives=["let this host connect to itself"]),
         )
     yield finding
 
@@ -364,13 +327,14 @@ def _stranger(seen: _Seen) -> Finding:
         "other": f'answers "{reply}"',
     }[answer]
     where = Where(hosts=(seen.far_end,))
-    fix = f"{seen.look}; free the port, or export another MASTER_PORT on every host"
+    fix = Fix(seen.look, alternatives=["free the port", ANOTHER_PORT])
     if seen.mesh:  # it may be the proxy of this host that took the call
         where = seen.link
-        fix = (
+        pods = (
             f"{seen.mesh} shows a service mesh on this host: exclude the pods of the job from it "
-            f'(annotation sidecar.istio.io/inject: "false"); or {fix}'
         )
+        pods += '(annotation sidecar.istio.io/inject: "false")'
+        fix = Fix(text=pods, alternatives=[Fix(seen.look), "free the port", ANOTHER_PORT])
     confidence = Confidence.CERTAIN if answer == "other" else Confidence.LIKELY
     message = f"{seen.at} {said}"
     return seen.finding(PORT_NOT_THE_STORE, message, where, fix, confidence=confidence)
@@ -387,7 +351,8 @@ def _unanswered(seen: _Seen) -> Finding:
         sure = Confidence.CERTAIN
         return seen.finding(DEAD_ROUTE, message, seen.here, Fix(step), confidence=sure)
     if outcome == "refused":
-        fix = f"{seen.look}; start rank 0 there with MASTER_PORT={port}, or open the port"
+        start = f"start rank 0 there with MASTER_PORT={port}, or open the port"
+        fix = Fix(seen.look, alternatives=[start])
         return seen.finding(PORT_REFUSED, f"{at} refuses connections", seen.link, fix)
     if outcome == "rejected" and forbidden_here(seen.last):
         return seen.finding(  # no packet has left this host
@@ -403,15 +368,16 @@ def _unanswered(seen: _Seen) -> Finding:
         fix = fix if sure is Confidence.CERTAIN else f"is rank 0's host up? If so, {fix}"
         return seen.finding(PORT_BLOCKED, message, seen.link, fix, confidence=sure)
     if outcome == "turned-back":
-        fix = "is rank 0's host up? If so, correct the routes on the way, or MASTER_ADDR: "
-        fix += f"tracepath {seen.last['address']}"
+        way = look(f"tracepath -n {word(seen.last['address'])}", on=seen.here.hosts)
+        fix = Fix(way, alternatives=[f"{_IS_UP} correct the routes on the way, or MASTER_ADDR"])
         return seen.finding(NO_ROUTE, f"{at}: {turned_back_by(seen.last)}", seen.link, fix)
     if outcome == "unreachable":
-        fix = f"correct MASTER_ADDR, or the route: ip route get {seen.last['address']}"
+        way = look(f"ip route get {word(seen.last['address'])}")
+        fix = Fix(way, alternatives=["correct MASTER_ADDR, or the route"])
         return seen.finding(NO_ROUTE, f"{at}: no route{words}", seen.here, fix)
     if outcome == "no-neighbour":  # rank 0's host may be off or cut off, or the address wrong
-        fix = "is rank 0's host up, and its cable in? If so, correct MASTER_ADDR: ip neigh show "
-        fix += seen.last["address"]
+        way = look(f"ip neigh show {word(seen.last['address'])}", on=seen.here.hosts)
+        fix = Fix(way, alternatives=[f"{_IS_UP} look at its cable, and correct MASTER_ADDR"])
         message = f"{at}: no host on the local network has that address"
         return seen.finding(NO_ROUTE, message, seen.link, fix)
     if outcome == "dropped":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nccl_doctor.model.cluster import Rank
-from nccl_doctor.model.fixes import On, Step, export, word
+from nccl_doctor.model.fixes import UNKNOWN, On, Step, export, word
 from nccl_doctor.model.launch import OWN, Launch
 
 _VARIABLES = {
@@ -28,7 +28,7 @@ def start_with(
     Args:
         ranks: one of each host.
         field: of the launch record.
-        value: the right one.
+        value: the right one, or a word of `UNKNOWN`.
         on: which hosts they are, in words. What the first of them has stands for all.
     """
     hosts: dict[tuple[str, str], list[str]] = {}
@@ -43,6 +43,8 @@ def _given(launch: Launch, field: str) -> tuple[str, str]:
     name, old = launch.sources.get(field, ""), getattr(launch, field)
     if launch.launcher in BY_OPTIONS and not name.startswith("--"):
         name = f"--{field.replace('_', '-')}"
+    elif launch.launcher == "deepspeed" and field.startswith("master_"):
+        name = f"--{field}"
     elif not (name.startswith("--") or (name.isidentifier() and name.isupper())):
         name = _VARIABLES[field]
     return name, "" if old is None else str(old)
@@ -53,4 +55,5 @@ def _step(name: str, old: str, new: str, on: On | tuple[str, ...]) -> Step:
         undo = f"# {name} {word(old)}" if old else ""
         return Step(f"# {name} {word(new)}", on, undo=undo, note="in the line that starts the job")
     step = export(**{name: new})
-    return Step(step.command, on, undo=f"export {name}={word(old)}" if old else step.undo)
+    command = f"# {step.command}" if new in UNKNOWN else step.command
+    return Step(command, on, undo=f"export {name}={word(old)}" if old else step.undo)

@@ -125,7 +125,7 @@ def test_master_addr_is_the_bridge_of_docker(lab: Lab) -> None:
     run = lab.own_doctor(per_host=bridge)
     check_clean(run, JOIN_AND_S)
     root = check_cause(run, run.report, "addr-not-shared", hosts=["nd0"], interfaces=["docker0"])
-    assert f"MASTER_ADDR={lab['nd0'].address}" in root["fix"], str(run)
+    assert f"--master-addr {lab['nd0'].address}" in root["fix"], str(run)
     assert run.codes == [1, 1], str(run)
 
 

@@ -152,7 +152,7 @@ def test_only_a_window_of_ports_is_open(lab: Lab) -> None:
     root = check_cause(
         run, run.report, ("peer-blocked", "peer-one-way"), hosts=["nd1"], links=[("nd0", "nd1")]
     )
-    said = 'on nd1: sysctl -w net.ipv4.ip_local_port_range="40000 40050" (stay inside of the 51 '
+    said = 'on nd1: sysctl -w net.ipv4.ip_local_port_range="40000 40050" (51 ports are '
     assert said in root["fix"], str(run)
     host.call("sh", "-c", "echo 40000 40050 > /proc/sys/net/ipv4/ip_local_port_range")
     run = lab.plain_doctor(*few)
@@ -177,8 +177,7 @@ def test_two_data_interfaces_in_one_network(lab: Lab) -> None:
     assert (found["code"], found["where"]["hosts"]) == ("arp-flux", ["nd1"]), str(run)
     assert found["where"]["interfaces"] == ["eth0", "eth1"], str(run)
     assert "what is sent from 192.168.77.102 does not leave by eth1" in found["message"], str(run)
-    fix = found["fix"].removeprefix("on nd1: ").partition(", and the same")[0]
-    host.call("sh", "-c", fix)
+    host.call("sh", "-c", found["fix_steps"][0]["command"])
     run = lab.plain_doctor(*few)
     check_clean(run, PEERS_S)
     assert run.report is not None, str(run)

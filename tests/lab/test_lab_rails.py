@@ -46,7 +46,7 @@ def test_a_rail_of_one_host_leads_elsewhere(make_lab: Callable[..., Lab]) -> Non
     root = check_cause(run, run.report, "rail-unreachable", hosts=["nd2"], interfaces=["mlx5_1:1"])
     assert "no host answers for the address on the local network" in root["message"], str(run)
     assert nic(1) in root["message"], str(run)
-    assert f"ping -I {nic(1)} {address(lab['nd2'], 1)}" in root["fix"], str(run)
+    assert f"ping -c 3 -I {nic(1)} {address(lab['nd2'], 1)}" in root["fix"], str(run)
     assert root["confidence"] == "likely", str(run)
 
 

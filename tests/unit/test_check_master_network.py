@@ -117,7 +117,10 @@ class TestContainersBehindBridges:
         job = Job(rendezvous=Rendezvous("c10d", endpoint))
         cluster = cluster_of(ALONE, absent_nodes=[1, 2], job=job)
         found = only(cluster, "addr-not-shared", hosts=["nd0"], interfaces=["docker0"])
-        assert found.fix == f"on every host: torchrun --rdzv-endpoint=192.168.77.0:{port}"
+        assert (
+            found.fix
+            == f"on every host: # --rdzv-endpoint 192.168.77.0:{port} (in the line of torchrun)"
+        )
 
     def test_an_elastic_job_that_nobody_can_join_goes_on_alone(self) -> None:
         job = Job(rendezvous=Rendezvous("c10d", "head:29400"), elastic=(1, 3))
@@ -151,7 +154,7 @@ class TestBridgeOfContainers:
         cluster = cluster_of(ALONE, absent_nodes=[1, 2])
         finding = only(cluster, "addr-not-shared", hosts=["nd0"], interfaces=["docker0"])
         assert finding.confidence is Confidence.LIKELY
-        assert finding.fix.startswith("export MASTER_ADDR=192.168.77.0 on every host")
+        assert finding.fix.startswith("on every host: # --master-addr 192.168.77.0 ")
 
     def test_it_is_the_one_cause(self) -> None:
         cluster = cluster_of(ALONE, absent_nodes=[1, 2])
@@ -185,7 +188,7 @@ class TestNetworkOfOneHost:
         cluster = shut_out(cluster_of(MGMT_MASTER), "nd1", "nd2")
         cluster = knocked(cluster, {"nd1": "unreachable", "nd2": way})
         finding = only(cluster, "addr-not-shared", hosts=["nd0"], interfaces=["eno1"])
-        assert finding.fix.startswith("export MASTER_ADDR=192.168.77.0 on every host")
+        assert finding.fix.startswith("on every host: # --master-addr 192.168.77.0 ")
 
     @pytest.mark.parametrize("way", ["dropped", "refused", "rejected"])
     def test_there_is_a_way_and_something_else_is_wrong(self, way: str) -> None:

@@ -170,9 +170,9 @@ def test_the_other_interface_of_a_host_answers() -> None:
     assert found.level is Severity.WARN
     assert found.message == "eth1 answers for 192.168.77.2 of eth0"
     assert found.fix == (
-        "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2 | "
-        "tee /etc/sysctl.d/90-arp.conf; "
-        "on the other hosts: ip neigh flush to 192.168.77.2"
+        "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2; "
+        "on the other hosts: ip neigh flush to 192.168.77.2; "
+        "or for the next boot: the same in /etc/sysctl.d/90-arp.conf"
     )
     assert found.evidence["arp_ignore"] == 0
 

@@ -1,0 +1,57 @@
+"""Findings on MASTER_PORT of the host that serves the store. Pure."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nccl_doctor.api import Finding, Fix, Rank, Step, Where, export, look
+from nccl_doctor.toolkit.net.ports import reserve_port
+
+from .kinds import PORT_EPHEMERAL, PORT_FORBIDDEN, PORT_IN_USE, PORT_PRIVILEGED
+
+ANOTHER_PORT = "choose another MASTER_PORT on every host"
+
+
+def own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """Findings on a port that is taken, forbidden, or given to clients too."""
+    port, where = facts["port"], Where(hosts=(rank.host.label,))
+    if facts["bind_errno"] == errno.EADDRINUSE:
+        held = facts["holder"] or {"pid": None, "command": "", "state": "", "uid": None}
+        who = f"process {held['pid']} ({held['command']})"
+        if held["pid"] is None:
+            who = "a process that this user may not see"
+            who += f" (user id {held['uid']})" if held["uid"] is not None else ""
+        yield Finding(
+            PORT_IN_USE,
+            f"MASTER_PORT={port} is held by {who}",
+            where,
+            {**held, "bind_error": facts["bind_error"]},
+            fix=Fix(
+                Step(f"kill {held['pid']}", note=f"ends {held['command'] or 'that process'}"),
+                alternatives=[ANOTHER_PORT],
+            )
+            if held["pid"]
+            else Fix(look(f"sudo ss -tanp 'sport = :{port}'"), alternatives=[ANOTHER_PORT]),
+            shuts_out=True,
+        )
+    elif facts["bind_errno"] in (errno.EACCES, errno.EPERM):
+        reason = "" if facts["may_bind"] else "; this user may not bind such a low port"
+        text = f"MASTER_PORT={port}: {facts['bind_error']}{reason}"
+        kind = PORT_FORBIDDEN if facts["may_bind"] else PORT_PRIVILEGED
+        yield Finding(kind, text, where, shuts_out=True)
+    elif facts["ephemeral"]:
+        (low, high), before = facts["ephemeral"], facts.get("reserved", "")
+        yield Finding(
+            PORT_EPHEMERAL,
+            f"MASTER_PORT={port} is in ip_local_port_range {low}–{high}",
+            where,
+            fix=Fix(
+                Step(
+                    f"sysctl -w {reserve_port(port, before)}",
+                    undo=f'sysctl -w net.ipv4.ip_local_reserved_ports="{before}"',
+                ),
+                alternatives=[] if low <= 29500 <= high else [Fix(export(MASTER_PORT="29500"))],
+            ),
+        )
