@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from nccl_doctor import registry
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.findings import Kind, Scope
+from nccl_doctor.model.fixes import Fix, On
 from nccl_doctor.registry import Registry
 from nccl_doctor.report.recipe import recipe_for
 
 _WIDTH = 100
 _RULE = "-" * 72
 _OBSERVES = {Scope.HOST: "once per host", Scope.RANK: "every rank"}
+_ON: Mapping[object, str] = {On.EVERY: "every host", On.OTHERS: "the other hosts"}
 _SPAN = re.compile(r"(`[^`]*`)")
 _PLACEHOLDER = re.compile(r"[^\s(`]*<[A-Za-z][^<>`]*>(?:[^\s`]*[^\s`.,;)])?")
 """A word that holds `<something>`, which a browser would take for markup."""
@@ -71,7 +73,7 @@ def kind_page(kind: Kind, owners: Sequence[str]) -> str:
         f"{kind.title}.",
         "",
         *_heading("How to fix", "-"),
-        *_paragraph(kind.fix),
+        *_fix(kind.fix),
         *(["", *recipe.splitlines()] if (recipe := recipe_for(kind.code)) else []),
         "",
         *_heading("Why it matters", "-"),
@@ -93,6 +95,26 @@ def _heading(name: str, line: str = "=") -> list[str]:
 def _bullets(items: Iterator[str]) -> Iterator[str]:
     for item in items:
         yield from _wrapped(item, "    - ", "      ")
+
+
+def _fix(fix: str) -> Iterator[str]:
+    """Lines of a fix: commands as code, and other ways below them."""
+    if not isinstance(fix, Fix):
+        yield from _paragraph(fix)
+        return
+    for i, way in enumerate((fix, *fix.alternatives)):
+        if i:
+            yield ""
+        if not way.steps:
+            yield from _paragraph(f"Or: {way}" if i else way)
+            continue
+        if i:
+            yield from ("Or:", "")
+        for step in way.steps:
+            where = "" if step.on is On.HERE else f"on {_ON.get(step.on, 'hosts that it names')}"
+            above = ": ".join(filter(None, (where, step.note)))
+            yield from (f"    # {above}",) if above else ()
+            yield f"    {step.command}"
 
 
 def _paragraph(text: str) -> list[str]:

@@ -34,6 +34,7 @@ from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.report import Report
 from nccl_doctor.report import github, script, text
 from nccl_doctor.report.formats import renderer
+from nccl_doctor.report.manual import kind_page
 from nccl_doctor.report.places import Places
 from nccl_doctor.report.redaction import redact
 from nccl_doctor.report.steps import host_ranges, typed
@@ -234,6 +235,19 @@ def test_every_kind_says_what_a_shell_can_take():
 def test_lines_that_no_shell_takes_as_they_are_meant(command):
     assert wrong_lines(Fix(Step(command))) == [command]
     assert wrong_lines(Fix(text="t", alternatives=[Fix(Step("true", undo=command))])) == [command]
+
+
+def test_pages_of_kinds_have_the_commands_as_code():
+    fix = Fix(
+        look("ip -br link", "UP?", on=On.EVERY),
+        Step("# ip link set NIC up"),
+        alternatives=["check the cable", Fix(Step("reboot"))],
+    )
+    page = kind_page(replace(SHUT, fix=fix), ["shm"]).partition("Why it matters")[0]
+    assert page.endswith(
+        "\n\n    # on every host: UP?\n    ip -br link\n    # ip link set NIC up\n\n"
+        "Or: check the cable\n\nOr:\n\n    reboot\n\n"
+    )
 
 
 # --- values for words ---
