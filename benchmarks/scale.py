@@ -1,0 +1,304 @@
+"""What does the examination of thousands of ranks cost, and does it name the right place?
+
+Rank 0 is the program itself, with its store; all others are played (tests/lab/crowd) on the same
+machine, with the program's own client and a connection each. They say what a run of two hosts in
+the lab saw, which is recorded first. So the time is that of sign-in, rounds, letters, judging and
+writing: what the checks themselves take is not in it.
+
+    python benchmarks/scale.py --ranks 64,1024 --cases healthy,cut
+    python benchmarks/scale.py --write docs/scale.md
+
+Exit code 0 where every bar is met, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.lab.crowd import CASES, GUN, Plan, name_of
+from tests.lab.hosts import trouble
+from tests.lab.lab import Lab
+from tests.lab.processes import LabError, Process
+
+ROOT = Path(__file__).resolve().parents[1]
+SIZES = (64, 256, 1024, 4096, 16_384)
+PER_HOST = 8
+BARS = {1024: 10.0, 16_384: 60.0}
+"""Ranks → most seconds to a verdict, without the time limits of who does not come or answer."""
+MOST_MEMORY = 1 << 30
+READY_S, LIMIT_S = 400.0, 560.0
+_PLAYED = 2048
+"""Most participants of one process."""
+_MB = 1e-6
+_PATIENT = ("--join-timeout", "120", "--timeout", "300", "--collective-timeout", "60")
+_TITLES = {
+    "healthy": "healthy",
+    "silent": "one host never comes",
+    "frozen": "one host stops in the middle",
+    "cut": "one link is cut",
+    "variable": "1 % of the hosts have another variable",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run, and what became of it."""
+
+    plan: Plan
+    head: dict[str, Any]
+    players: list[dict[str, Any]]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds to the written report, without the time limits that ran out."""
+        return float(self.head["verdict_s"] - self.head["waited_s"])
+
+    @property
+    def received(self) -> int:
+        """Bytes that the store's host received from all others."""
+        return sum(each["sent"] for each in self.players)
+
+    @property
+    def told(self) -> int:
+        """Bytes that all others received from there."""
+        return sum(each["received"] for each in self.players)
+
+    @property
+    def wrong(self) -> list[str]:
+        """What is not as it should be."""
+        plan = self.plan
+        problems = [text for each in self.players for text in each["problems"].values()]
+        gone = plan.per_host * len((*plan.frozen, *plan.silent))
+        ended = sum(each["ended"] for each in self.players)
+        found = sorted(set(problems))[:3]
+        if ended != plan.ranks - 1 - gone:
+            found.append(f"{ended} of {plan.ranks - 1 - gone} others read the end")
+        return found + list(self._wrong_words())
+
+    def _wrong_words(self) -> Iterator[str]:
+        bad = [each for each in self.head["roots"] if each["severity"] != "info"]
+        told = {each["code"]: each["where"] for each in bad}
+        code, where = expected(self.plan)
+        if sorted(told) != ([code] if code else []):
+            yield f"names {', '.join(told) or 'nothing'}"
+            return
+        for field, place in where.items():
+            said = [list(each) if isinstance(each, tuple) else each for each in told[code][field]]
+            if field == "links":
+                ends = {frozenset(link) for link in said}
+                hosts = set().union(*ends) if ends else set()
+                if len(ends) != 1 or name_of(self.plan.cut or 0) not in hosts:
+                    yield f"{code} at {said}"
+            elif said != place:
+                yield f"{code} at {field} {said}"
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row of the table."""
+        head = self.head
+        return (
+            f"{self.plan.ranks:,}",
+            f"{self.plan.hosts:,}",
+            _TITLES[self.plan.case],
+            "wrong: " + "; ".join(self.wrong) if self.wrong else "right",
+            f"{self.seconds:.1f}",
+            f"{head['cpu_s']:.1f}",
+            f"{head.get('store_cpu_s', 0.0):.1f}",
+            f"{head['peak'] / 2**20:,.0f}",
+            f"{self.received * _MB:,.1f}",
+            f"{self.told * _MB:,.1f}",
+        )
+
+
+HEAD = (
+    *("ranks", "hosts", "what is wrong", "verdict", "seconds to verdict", "CPU s of rank 0"),
+    *("CPU s of the store", "peak MiB of rank 0", "MB received", "MB sent"),
+)
+
+
+def expected(plan: Plan) -> tuple[str, dict[str, list[Any]]]:
+    """Code of the only cause that a right report names, and its place; no code if all is well."""
+    names = [name_of(host) for host in (*plan.silent, *plan.frozen, *plan.odd)]
+    if plan.case == "silent":
+        return "host-absent", {"nodes": list(plan.silent)}
+    if plan.case == "frozen":
+        return "rank-silent", {"hosts": names}
+    if plan.case == "cut":
+        return "peer-blocked", {"links": []}
+    if plan.case == "variable":
+        return "env-differs", {"hosts": sorted(names)}
+    return "", {}
+
+
+def record(lab: Lab) -> Path:
+    """A healthy run of both hosts, with two ranks each.
+
+    Raises:
+        LabError: it did not pass.
+    """
+    run = lab.plain_doctor(*_PATIENT, nproc=2, timeout_s=READY_S)
+    if run.report is None or run.report["verdict"] not in ("pass", "warn"):
+        raise LabError(f"the recorded run did not pass:\n{run}")
+    return run.folder / "report.json"
+
+
+def examine(lab: Lab, recording: Path, ranks: int, case: str, *, keep: Path | None) -> Row:
+    """Examine a crowd.
+
+    Raises:
+        LabError: it came to no end.
+    """
+    folder = lab.new_folder()
+    plan = Plan.of(ranks, PER_HOST, case, folder)
+    path = plan.write()
+    host, env = lab["nd0"], {"PYTHONPATH": str(ROOT)}
+    outs = [folder / "head"]
+    processes = [_start(host, env, "head", path, recording, outs[0])]
+    count = max(2, math.ceil(ranks / _PLAYED))
+    for number in range(count):
+        outs.append(folder / f"players{number}")
+        first, end = (ranks * each // count for each in (number, number + 1))
+        processes.append(_start(host, env, "players", path, recording, first, end, outs[-1]))
+    _wait_for([Path(f"{out}.ready") for out in outs], processes)
+    (folder / GUN).touch()
+    in_time = lab.wait(processes, LIMIT_S)
+    if keep is not None:
+        for name in ("head", "head.txt"):
+            if (folder / name).exists():
+                target = keep / f"{ranks}-{case}{Path(name).suffix or '.json'}"
+                target.write_text((folder / name).read_text())
+    if not in_time or not all(out.exists() for out in outs):
+        words = "\n".join(process.stderr[-2000:] for process in processes)
+        raise LabError(f"{ranks} ranks, {case}: no end within {LIMIT_S:g} s\n{words}")
+    head, *players = (json.loads(out.read_text()) for out in outs)
+    return Row(plan, head, players)
+
+
+def _start(host: Any, env: dict[str, str], module: str, *args: object) -> Process:
+    argv = [sys.executable, "-m", f"tests.lab.crowd.{module}", *map(str, args)]
+    return host.run(argv, env)  # type: ignore[no-any-return]
+
+
+def _wait_for(files: Sequence[Path], processes: Sequence[Process]) -> None:
+    until = time.monotonic() + READY_S
+    while not all(file.exists() for file in files):
+        ended = [process for process in processes if process.poll() is not None]
+        if ended or time.monotonic() > until:
+            words = "\n".join(process.stderr[-2000:] for process in ended or processes)
+            raise LabError(f"not ready\n{words}")
+        time.sleep(0.05)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The runs as a table of Markdown."""
+    lines = [HEAD, ("---",) * len(HEAD), *(row.cells for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def missed(rows: Sequence[Row]) -> list[str]:
+    """The bars that are not met, one line each."""
+    found = []
+    for row in rows:
+        name = f"{row.plan.ranks:,} ranks, {_TITLES[row.plan.case]}"
+        limit = BARS.get(row.plan.ranks)
+        if row.wrong:
+            found.append(f"{name}: {'; '.join(row.wrong)}")
+        if limit and row.seconds > limit:
+            found.append(f"{name}: {row.seconds:.1f} s, more than {limit:g}")
+        if row.head["peak"] > MOST_MEMORY:
+            found.append(f"{name}: rank 0 took {row.head['peak'] / 2**20:,.0f} MiB")
+    healthy = [row for row in rows if row.plan.case == "healthy"]
+    for small, large in itertools.pairwise(healthy):
+        ratio = large.plan.ranks / small.plan.ranks
+        most = ratio * math.log2(large.plan.ranks) / math.log2(small.plan.ranks)
+        for what in ("seconds", "received", "told"):
+            grew = getattr(large, what) / getattr(small, what)
+            if grew > most:
+                words = f"{what} grew {grew:.1f} times from {small.plan.ranks:,} ranks"
+                found.append(f"{large.plan.ranks:,} ranks: {words}, more than N log N ({most:.1f})")
+    return found
+
+
+def main() -> int:
+    """Run the crowds; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", default=",".join(map(str, SIZES)), help="sizes, with commas")
+    parser.add_argument("--cases", default=",".join(CASES), help="with commas")
+    parser.add_argument("--keep", type=Path, help="folder for what rank 0 said and used")
+    parser.add_argument("--recording", type=Path, help="recording.json of an earlier --keep")
+    parser.add_argument("--write", type=Path, help="write the page here")
+    args = parser.parse_args()
+    if reason := trouble():
+        print(reason, file=sys.stderr)
+        return 1
+    if args.keep is not None:
+        args.keep.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    with Lab(("nd0", "nd1")) as lab:
+        recording = args.recording or record(lab)
+        if args.keep is not None and args.recording is None:
+            (args.keep / "recording.json").write_bytes(recording.read_bytes())
+        for ranks in map(int, args.ranks.split(",")):
+            for case in args.cases.split(","):
+                rows.append(examine(lab, recording, ranks, case, keep=args.keep))
+                print(f"| {' | '.join(rows[-1].cells)} |", flush=True)
+    problems = missed(rows)
+    print("\n".join(problems) or "every bar is met")
+    if args.write is not None:
+        args.write.write_text(page(rows, problems))
+    return 1 if problems else 0
+
+
+def page(rows: Sequence[Row], problems: Sequence[str]) -> str:
+    """The page of all runs."""
+    bars = (
+        "Every bar is met."
+        if not problems
+        else "Not met:\n\n" + "\n".join(f"- {problem}" for problem in problems)
+    )
+    return _PAGE.format(table=table(rows), bars=bars, cores=os.cpu_count())
+
+
+_PAGE = """\
+# Scale
+
+What sign-in, rounds, letters, judging and writing cost on rank 0, and whether the right place is
+named. `benchmarks/scale.py` measures it and writes this page.
+
+## How it is measured
+
+Rank 0 is the program itself: it serves the store, conducts the run, judges, and writes the report.
+All other ranks are played by a few processes on the same machine, with the program's own client
+and one connection each. They say what the hosts of a healthy run of 2 × 2 ranks said, each with
+its own name, address and times. What the checks themselves take is not in the seconds, nor is the
+time limit for a host that never comes or no longer answers. All of it shares {cores} processor
+cores, so the seconds hold what thousands of hosts would do at the same time; the processor time of
+rank 0 and of its store stands beside them.
+
+The bars: 1,024 ranks within 10 s, 16,384 within 60 s and 1 GiB; no more than N log N; each fault
+named with its place, and nothing else.
+
+## Results
+
+{table}
+
+*MB received* and *MB sent* are those of the store's host, from and to all others.
+
+{bars}
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""Runs rank 0 of a crowd: the program itself, but for what its checks observe."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor.gather.participant import Participant, import_torch
+from nccl_doctor.gather.progress import Progress
+from nccl_doctor.gather.run import prepare
+from nccl_doctor.model.check import Check, Context, Skip, Untested
+from nccl_doctor.model.cluster import AFTER_LOSS, ALONE, Facts, OutcomeStatus
+from nccl_doctor.model.findings import Round
+from nccl_doctor.model.options import Options
+from nccl_doctor.model.report import ParticipantResult, Report
+from nccl_doctor.registry import load
+from nccl_doctor.report.output import save
+from nccl_doctor.report.text import render
+from tests.lab.crowd import JOIN_S, PORT, Plan
+from tests.lab.crowd.answers import Answers, Seats
+from tests.lab.crowd.record import Record
+from tests.lab.crowd.tally import bytes_of, children, cpu_of, peak_of
+
+_NO_ANSWER = re.compile(r"no answer within (\d+) s")
+
+
+def options_of(plan: Plan) -> Options:
+    """Options of all participants."""
+    join_s = JOIN_S if plan.silent else 300.0
+    return Options(backend="gloo", timeout_s=1200.0, join_timeout_s=join_s)
+
+
+class Notes(Progress):
+    """Progress that notes when each step began."""
+
+    def __init__(self, deadline: float) -> None:
+        super().__init__(shown=False, deadline=deadline)
+        self.steps: list[tuple[float, str]] = []
+
+    def say(self, doing: str, *args: Any, **named: Any) -> None:
+        """Say what runs now, and note when it began."""
+        if not self.steps or self.steps[-1][1] != doing:
+            self.steps.append((time.monotonic(), doing))
+        super().say(doing, *args, **named)
+
+
+def recorded(check: Check, facts: Facts, answers: Answers) -> Check:
+    """The same check, which observes what was recorded."""
+
+    def observe(self: Check, ctx: Context) -> Mapping[str, Any]:
+        outcome = facts.get(check.name, {}).get(ALONE)
+        if ctx.round not in (ALONE, AFTER_LOSS):
+            round_ = Round(ctx.round, (ctx.group,), ctx.left(), ctx.params)
+            outcome = answers.of(check.name, round_, ctx.seat, 0, facts)
+        if outcome is None or outcome.status is OutcomeStatus.SKIPPED:
+            raise Skip(outcome.reason if outcome else "not recorded")
+        if outcome.status is OutcomeStatus.HUNG:
+            ctx.breadcrumb(outcome.last_step)
+            time.sleep(ctx.left() + 60)
+        if outcome.status is not OutcomeStatus.OK:
+            raise Untested(outcome.reason, outcome.facts)
+        return outcome.facts
+
+    kind = type(check)
+    own = {"observe": observe, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    made = type(kind.__name__, (kind,), own)
+    return made()  # type: ignore[no-any-return]
+
+
+def waited_s(report: Report, plan: Plan) -> float:
+    """Seconds in which rank 0 waited for who did not come or answer: its time limits, no work."""
+    waits = set()
+    for rank in report.cluster.ranks:
+        for check, rounds in rank.facts.items():
+            for name, outcome in rounds.items():
+                if found := _NO_ANSWER.match(outcome.reason):
+                    waits.add((check, name, float(found[1])))
+    return sum(each[2] for each in waits) + (JOIN_S if plan.silent else 0.0)
+
+
+def main() -> None:
+    """Run rank 0, and write what it said and used."""
+    path, recording, out = sys.argv[1:]
+    plan = Plan.read(path)
+    import_torch()
+    record = Record(plan, Path(recording))
+    facts = record.facts(0)
+    answers = Answers(plan, record, Seats(plan))
+    checks = load()
+    registry = replace(
+        checks, checks=tuple(recorded(each, facts, answers) for each in checks.checks)
+    )
+    os.environ.update(env := record.env(0))
+    Path(f"{out}.ready").touch()
+    plan.wait_for_the_gun()
+    began = time.monotonic()
+    run = prepare(options_of(plan), record.launch(0), env, began, registry, logs=False)
+    notes = Notes(run.deadline)
+    run = replace(run, config=replace(run.config, progress=notes))
+    result: dict[str, Any] = {}
+
+    def write(said: ParticipantResult) -> int:
+        report = said.report
+        assert report is not None
+        result["judged_s"] = time.monotonic() - began
+        save(report, "json", f"{out}.report")
+        Path(f"{out}.txt").write_text(render(report, width=100))
+        result["verdict_s"] = time.monotonic() - began
+        result["verdict"] = report.verdict
+        result["summary"] = report.summary
+        result["roots"] = [
+            {"code": each.code, "severity": each.level.value, "where": each.where.to_json()}
+            for each in report.root_causes
+        ]
+        result["labels"] = [host.label for host in report.cluster.hosts]
+        result["silent"] = [
+            rank.rank
+            for rank in report.cluster.present
+            if any(
+                outcome.status is OutcomeStatus.SILENT
+                for rounds in rank.facts.values()
+                for outcome in rounds.values()
+            )
+        ]
+        result["waited_s"] = waited_s(report, plan)
+        result["peak"] = peak_of()
+        result["cpu_s"] = cpu_of()
+        if store := children().get("ncd:store_serve"):
+            result["store_peak"], result["store_cpu_s"] = peak_of(store), cpu_of(store)
+        return said.code
+
+    participant = Participant(run, write)
+    participant.run()
+    result["left_s"] = time.monotonic() - began
+    result["sent"], result["received"] = bytes_of(PORT)
+    result["steps"] = [(round(at - began, 3), doing) for at, doing in notes.steps]
+    Path(out).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
