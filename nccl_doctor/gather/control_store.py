@@ -43,6 +43,13 @@ OPERATION_S = 10.0
 off.
 """
 _POLL_S = 0.05
+_WAIT_S, _LOOK_S = 2.0, 0.25
+"""Longest time for which the store is to wait for a message; and that of who looks elsewhere too,
+or may stop waiting.
+"""
+_CAN_WAIT = "libuvBackend"
+"""What every torch has whose store can be waited for, and be used after such a wait has ended."""
+_TICK_S = 0.1
 FIRST_PAUSE_S = 0.002
 """Pause between the first two looks for a message."""
 _PAUSES_S = (0.03, 0.1)
@@ -163,27 +170,42 @@ class ControlStore:
         keys: Iterable[str],
         timeout_s: float,
         tick: Callable[[], None] = lambda: None,
-        leave: Callable[[], bool] = lambda: False,
+        leave: Callable[[], bool] | None = None,
     ) -> set[str]:
         """Wait until all messages have come, or for `timeout_s`, or until `leave`; returns the keys
         of those that have.
 
-        It polls: a wait in the store would log a warning for each time-out, and could not be left.
+        The store itself waits where it can, a short time at once: so thousands can wait for one
+        message without asking again and again, and each hears of it at once. `leave` is asked, and
+        `tick` called, several times a second.
         """
         wanted = list(keys)
         names = [self.prefix + key for key in wanted]
+        left = [names[at : at + _AT_ONCE] for at in range(0, len(names), _AT_ONCE)]
+        most_s = _WAIT_S if leave is None else _LOOK_S
         began = time.monotonic()
         until = began + timeout_s
         pause = FIRST_PAUSE_S
-        while not self._worker.call(lambda: self._store.check(names), OPERATION_S):
-            if time.monotonic() >= until or leave():
-                present = self._worker.call(
-                    lambda: [self._store.check([name]) for name in names], OPERATION_S
+
+        def have_come() -> bool:
+            """Whether all have; what has come is not asked for again."""
+            while left and self._store.check(left[0]):
+                left.pop(0)
+            return not left
+
+        while not self._worker.call(have_come, OPERATION_S):
+            rest_s = until - time.monotonic()
+            if rest_s <= 0 or (leave is not None and leave()):
+                away = self._worker.call(
+                    lambda: self._away([each for some in left for each in some]), OPERATION_S
                 )
-                return {key for key, there in zip(wanted, present, strict=True) if there}
+                return {key for key, name in zip(wanted, names, strict=True) if name not in away}
             tick()
-            time.sleep(min(pause, max(0.0, until - time.monotonic())))
-            pause = next_pause(pause, time.monotonic() - began)
+            if hasattr(self._store, _CAN_WAIT):
+                self._wait_there(left[0], min(most_s, rest_s), tick)
+            else:
+                time.sleep(min(pause, rest_s))
+                pause = next_pause(pause, time.monotonic() - began)
         return set(wanted)
 
     def _many(self, names: Sequence[str]) -> list[bytes]:
@@ -207,6 +229,26 @@ class ControlStore:
         finally:
             worker.end()
         return found
+
+    def _wait_there(self, names: list[str], limit_s: float, tick: Callable[[], None]) -> None:
+        """Let the store wait for these names, for a time."""
+        limit = datetime.timedelta(seconds=limit_s)
+
+        def wait() -> None:
+            # Whether the time was over or the store is gone, the next question shows.
+            with contextlib.suppress(RuntimeError):
+                self._store.wait(names, limit)
+
+        self._worker.call(wait, limit_s + OPERATION_S, tick)
+
+    def _away(self, names: list[str]) -> set[str]:
+        """Those of some names that are not there, found by halves."""
+        if not names or self._store.check(names):
+            return set()
+        if len(names) == 1:
+            return set(names)
+        half = len(names) // 2
+        return self._away(names[:half]) | self._away(names[half:])
 
     def add(self, key: str, amount: int) -> int:
         """Add to a shared counter; returns the new value. `add(key, 0)` reads it."""
@@ -307,16 +349,25 @@ class _Worker:
             scarce = shortage_of(error)
             raise StoreLost(scarce.words if scarce else str(error)) from error
 
-    def call(self, function: Callable[[], T], timeout_s: float) -> T:
+    def call(
+        self, function: Callable[[], T], timeout_s: float, tick: Callable[[], None] | None = None
+    ) -> T:
         if self._lost:
             raise StoreLost(self._lost)
         answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         self._calls.put((function, answer))
-        try:
-            value, error = answer.get(timeout=timeout_s)
-        except queue.Empty:
-            self._lost = f"no answer from the store for {timeout_s:.0f} s"
-            raise StoreLost(self._lost) from None
+        until = time.monotonic() + timeout_s
+        while True:
+            left_s = until - time.monotonic()
+            try:
+                wait_s = left_s if tick is None else min(left_s, _TICK_S)
+                value, error = answer.get(timeout=max(0.0, wait_s))
+                break
+            except queue.Empty:
+                if tick is None or left_s <= _TICK_S:
+                    self._lost = f"no answer from the store for {timeout_s:.0f} s"
+                    raise StoreLost(self._lost) from None
+                tick()
         if error is not None:
             self._lost = str(error).partition("\n")[0]
             raise StoreLost(self._lost) from error

@@ -146,6 +146,53 @@ def test_wait_names_those_who_came(door: tuple[int, int]) -> None:
     assert box.wait(["a", "b", "c"], 0.2) == {"a", "c"}
 
 
+class Counted:
+    """Store that counts what it is asked."""
+
+    def __init__(self, store: Any) -> None:
+        self.asked: list[int] = []
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def check(self, names: list[str]) -> bool:
+        self.asked.append(len(names))
+        return bool(self._store.check(names))
+
+
+def test_a_long_wait_asks_rarely_and_hears_at_once(door: tuple[int, int]) -> None:
+    ours, theirs = connect(door[0]), connect(door[0])
+    theirs._store = counted = Counted(theirs._store)
+    ticks: list[float] = []
+    timer = threading.Timer(0.6, ours.put, ("order", 1))
+    timer.start()
+    began = time.monotonic()
+    assert theirs.wait(["order"], 30.0, lambda: ticks.append(time.monotonic())) == {"order"}
+    assert time.monotonic() - began < 5.0
+    timer.join()
+    assert len(counted.asked) <= 3
+    assert len(ticks) >= 3
+
+
+def test_a_wait_that_may_be_left_is_left_soon(door: tuple[int, int]) -> None:
+    box = connect(door[0])
+    began = time.monotonic()
+    assert box.wait(["none"], 30.0, leave=lambda: time.monotonic() > began + 0.3) == set()
+    assert time.monotonic() - began < 5.0
+
+
+def test_many_letters_are_not_asked_for_one_by_one(door: tuple[int, int]) -> None:
+    box = connect(door[0])
+    names = [f"evidence/{seat}" for seat in range(400)]
+    for name in names[:-1]:
+        box._store.set(PREFIX + name, b"")
+    box._store = counted = Counted(box._store)
+    assert box.wait(names, 0.3) == set(names[:-1])
+    assert len(counted.asked) < 50
+    assert max(counted.asked) <= 16
+
+
 def test_counters_are_shared(door: tuple[int, int]) -> None:
     ours, theirs = connect(door[0]), connect(door[0])
     assert [ours.add("n", 1), theirs.add("n", 1), ours.add("n", 0)] == [1, 2, 2]
