@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
+from itertools import chain, repeat, takewhile
 
 from nccl_doctor.gather.board import Phase, phase_of
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
@@ -20,6 +20,7 @@ from nccl_doctor.gather.departures import departures
 from nccl_doctor.gather.doubts import Doubts
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, hold, over_key
+from nccl_doctor.gather.in_the_way import Failures, touches
 from nccl_doctor.gather.join import Join
 from nccl_doctor.gather.make_report import make_report
 from nccl_doctor.gather.orders import Finish, Order
@@ -29,11 +30,10 @@ from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.second_look import LOOK_S, checks_that_look_again, look_alone, look_together
 from nccl_doctor.gather.start_time import StartTime
 from nccl_doctor.gather.stopped import stopped
-from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import AFTER_LOSS, BEFORE, Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.cluster_json import outcome_from_json
-from nccl_doctor.model.findings import Finding, Round, Severity, Turn, Where
+from nccl_doctor.model.findings import Finding, Round, Turn, Where
 from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.kinds import RUN_INTERRUPTED
 from nccl_doctor.model.report import ParticipantResult, Report
@@ -76,6 +76,8 @@ class Coordinator:
         self._has_looked = False
         self._deaths = Deaths(box, evidence)
         self._doubts = doubts
+        self._failures = Failures(run.registry.checks)
+        self._seen: tuple[Cluster, Cluster] | None = None
         self._told_dead: set[int] = set()
         self._late: set[int] = set()
         self._starts = StartTime(run)
@@ -152,8 +154,12 @@ class Coordinator:
             return ()
 
     def _cluster(self) -> Cluster:
+        """Everything so far; the same object until there is more."""
         run = self._run
-        return replace(self._evidence.cluster(run.options, run.backend), run_id=run.nonce)
+        cluster = self._evidence.cluster(run.options, run.backend)
+        if self._seen is None or self._seen[0] is not cluster:
+            self._seen = (cluster, replace(cluster, run_id=run.nonce))
+        return self._seen[1]
 
     def _hold(self, check: Check, round_: Round) -> None:
         """Hold one round: order it, take part, wait for all evidence, note the silent ranks."""
@@ -174,7 +180,7 @@ class Coordinator:
         started = time.monotonic()
         box.put(f"order/{self._number}", order.to_json())
         members = [seat for group in groups for seat in group]
-        met = {seat: min(group) for group in groups for seat in group}
+        met = dict(chain.from_iterable(zip(group, repeat(min(group))) for group in groups))
         # Recorded with those of the others: in a run that is stopped now, a peer that was stopped a
         # moment earlier must not be blamed for it.
         own = None
@@ -283,15 +289,14 @@ class Coordinator:
         Silence blocks as well: a group with a participant that no longer answers cannot meet.
         """
         cluster = self._cluster()
-        in_the_way = []
-        if check.needs:  # judging takes longer than many a round
-            findings, _ = judge_all(cluster, self._run.registry.checks)
-            in_the_way = failures_in_the_way(check, findings)
+        in_the_way = self._failures.in_the_way_of(check, cluster, self._evidence.state)
+        ranks = {rank.seat: rank for rank in cluster.present} if in_the_way else {}
         killed = {seat for seat in self._evidence.seats if self._deaths.of(seat)}
         self._silent |= killed
         for group in round_.groups:
             silent = self._silent & set(group)
-            blocker = next((f for f in in_the_way if touches(f, cluster, group, round_)), None)
+            members = [ranks[seat] for seat in group if seat in ranks]
+            blocker = next((f for f in in_the_way if touches(f, members, round_)), None)
             shut = blocker is not None or (silent and not round_.may_shrink)
             out = set(group) if shut else silent
             lost = "rank-killed" if silent & killed else "rank-silent"
@@ -347,9 +352,9 @@ class Coordinator:
         byes = [f"bye/{seat}" for seat in everybody - away]
         if byes:
             box.wait(byes, GOODBYE_S)
-        orders = [f"order/{number}" for number in range(self._number + 1)]
         seats = [f"seat/{seat}" for seat in everybody]
         late = [f"late/{seat}" for seat in self._late]
+        orders = [f"order/{number}" for number in range(self._number + 1)]
         names = ("seats", "layout", "roster", "departures", "deaths")
         box.forget([*names, *orders, *seats, *byes, *late])
         self._doubts.close()
@@ -377,33 +382,3 @@ def hung_within(outcome: Outcome, wanted_s: float, given_s: float, timeout_s: fl
     words = f"the run had {given_s:.0f} s left for it, and not {wanted_s:.0f} s: give --timeout "
     words += f"{enough_s} or more"
     return replace(outcome, reason=outcome.reason or words)
-
-
-def failures_in_the_way(check: Check, findings: Iterable[Finding]) -> list[Finding]:
-    """Known failures of the layers that a check needs, of these findings."""
-    return [
-        finding
-        for finding in findings
-        if finding.level is Severity.FAIL
-        and finding.kind.layer in check.needs
-        and not finding.kind.later  # it breaks the job, not what is tried here
-        and finding.check != check.name  # a variant that hangs does not stop the next one
-    ]
-
-
-def touches(finding: Finding, cluster: Cluster, group: tuple[int, ...], round_: Round) -> bool:
-    """True if a failure stops a group of a round: a link that it needs, or a bad member."""
-    members = [rank for rank in cluster.present if rank.seat in group]
-    hosts = {rank.host.name for rank in members}
-    where = finding.where
-    if where.links and round_.pairs is not None:
-        name = {rank.seat: rank.host.name for rank in members}
-        needed = {frozenset((name.get(a), name.get(b))) for a, b in round_.pairs}
-        return any(frozenset(link) in needed for link in where.links)
-    if where.links:
-        return any(a in hosts and b in hosts and len(hosts) > 1 for a, b in where.links)
-    if where.ranks:
-        return bool(set(where.ranks) & {rank.rank for rank in members})
-    if where.hosts:
-        return bool(set(where.hosts) & hosts)
-    return not where.nodes

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from nccl_doctor.gather.refusals import Refusals
@@ -16,6 +16,8 @@ from nccl_doctor.model.findings import Finding, Scope, Where, numbered
 from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import Layout
 from nccl_doctor.model.options import Options
+
+_NEVER = 1 << 62
 
 
 class EvidenceLog:
@@ -42,6 +44,12 @@ class EvidenceLog:
         self._closed = False
         self._facts: dict[int, dict[str, dict[str, Outcome]]] = defaultdict(dict)
         self._vacant: tuple[int, tuple[Host, ...], list[Rank]] | None = None
+        self._host_came_s: dict[Hashable, float] = {}
+        self._starts: dict[tuple[str, int | None], int] = {}
+        """Number of restarts before a rank of a host signed in, the lowest one."""
+        self._changes: Counter[str] = Counter()
+        """Outcomes that were recorded for each check; and, below no name, all other changes."""
+        self._made: tuple[Hashable, Cluster] | None = None
 
     @property
     def seats(self) -> tuple[int, ...]:
@@ -57,11 +65,8 @@ class EvidenceLog:
         what the other began, and waits for the next run. No second claim of the rank, either.
         """
         launch = who.launch
-        return launch.agent_store and any(
-            (one.host_key, one.launch.rank) == (who.host_key, launch.rank)
-            and one.launch.restart_count < launch.restart_count
-            for one in self._signed_in.values()
-        )
+        earlier = self._starts.get((who.host_key, launch.rank), launch.restart_count)
+        return launch.agent_store and earlier < launch.restart_count
 
     def give_way(self, who: SignIn) -> tuple[int, SignIn] | None:
         """Forget one that was killed, and whose place a later start of it takes; returns its seat,
@@ -72,9 +77,13 @@ class EvidenceLog:
         seat = self._alone.get(who.alone) if who.alone else None
         if seat is None:
             return None
+        self._changes[""] += 1
         del self._signed_in_s[seat]
         self._facts.pop(seat, None)
-        return seat, self._signed_in.pop(seat)
+        gone = self._signed_in.pop(seat)
+        self._starts.pop((gone.host_key, gone.launch.rank), None)
+        self._host_came_s.pop(gone.host, None)
+        return seat, gone
 
     def sign_in(self, seat: int, who: SignIn, after_s: float) -> None:
         """Record the sign-in of a participant, `after_s` seconds after signing in began.
@@ -84,10 +93,7 @@ class EvidenceLog:
         """
         launch = who.launch
         if launch.launcher == OWN and launch.local_rank:
-            came = (
-                self._signed_in_s[s] for s, one in self._signed_in.items() if one.host == who.host
-            )
-            after_s = min(came, default=after_s)
+            after_s = min(after_s, self._host_came_s.get(who.host, after_s))
         elif launch.launcher == OWN and self._layout is not None:
             self._late.add(seat)
             if launch.node_rank is not None and launch.node_rank < len(self._layout.nodes):
@@ -97,10 +103,14 @@ class EvidenceLog:
         if self._closed:
             who = replace(who, facts={})
         self._vacant = None
+        self._changes[""] += 1
         if who.alone:
             self._alone[who.alone] = seat
         self._signed_in[seat] = who
         self._signed_in_s[seat] = after_s
+        self._host_came_s.setdefault(who.host, after_s)
+        start = who.host_key, launch.rank
+        self._starts[start] = min(launch.restart_count, self._starts.get(start, _NEVER))
         for check, rounds in who.facts.items():
             self._facts[seat].setdefault(check, {}).update(rounds)
 
@@ -110,11 +120,13 @@ class EvidenceLog:
         `waited_s` is how long the hosts were waited for, if not for the join time-out.
         """
         self._vacant = None
+        self._changes[""] += 1
         self._layout = layout
         self._waited_s = waited_s
         for seat, place in layout.seats.items():
             who = self._signed_in[seat]
-            self._signed_in[seat] = replace(who, launch=placed(who.launch, place))
+            self._signed_in[seat] = who = replace(who, launch=placed(who.launch, place))
+            self._host_came_s.setdefault(who.host, self._signed_in_s[seat])
         nnodes = layout.nodes[0].nnodes or self._launch.nnodes
         self._launch = replace(self._launch, world_size=layout.world_size, nnodes=nnodes)
 
@@ -126,6 +138,11 @@ class EvidenceLog:
         """Take one outcome."""
         if not self._closed:
             self._facts[seat].setdefault(check, {})[round_name] = outcome
+            self._changes[check] += 1
+
+    def state(self, checks: Iterable[str]) -> Hashable:
+        """Something that changes with every fact of these checks, and with every sign-in."""
+        return (self._changes[""], self.refusals.count, *(self._changes[each] for each in checks))
 
     def who(self, seat: int) -> SignIn | None:
         """The sign-in of a seat, if it was received."""
@@ -197,10 +214,16 @@ class EvidenceLog:
         return ", ".join(words)
 
     def cluster(self, options: Options, backend: str, *, complete: bool = True) -> Cluster:
-        """Everything so far, as `judge` sees it.
+        """Everything so far, as `judge` sees it: the same object, until there is more.
 
         With `complete` False nobody else is expected: one participant's partial report.
         """
+        now = (self._changes.total(), self.refusals.count, id(options), backend, complete)
+        if self._made is None or self._made[0] != now:
+            self._made = (now, self._make(options, backend, complete=complete))
+        return self._made[1]
+
+    def _make(self, options: Options, backend: str, *, complete: bool) -> Cluster:
         hosts: dict[Hashable, Host] = {}
         facts_of: dict[Hashable, dict[str, dict[str, Outcome]]] = defaultdict(dict)
         for seat, who in sorted(self._signed_in.items(), key=_by_local_rank):

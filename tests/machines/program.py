@@ -29,8 +29,8 @@ from nccl_doctor.api import (
     Severity,
     Skip,
 )
-from nccl_doctor.gather.coordinator import failures_in_the_way, touches
 from nccl_doctor.gather.evidence import EvidenceLog
+from nccl_doctor.gather.in_the_way import failures_in_the_way, touches
 from nccl_doctor.gather.make_report import make_report
 from nccl_doctor.gather.progress import Progress
 from nccl_doctor.gather.run_state import Run, RunConfig
@@ -360,7 +360,8 @@ def _hold(
         for round_ in rounds:
             held.add(round_.name)
             for group in round_.groups:
-                blocker = next((f for f in blocking if touches(f, cluster, group, round_)), None)
+                members = [ranks[seat] for seat in group]
+                blocker = next((f for f in blocking if touches(f, members, round_)), None)
                 for seat in group:
                     if blocker is not None:
                         words = f"blocked by {blocker.code}"

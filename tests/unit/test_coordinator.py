@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.gather.coordinator import hung_within, longest_round, touches
+from nccl_doctor.gather.coordinator import hung_within, longest_round
 from nccl_doctor.gather.examine import SETTLE_S
+from nccl_doctor.gather.in_the_way import touches
 from nccl_doctor.gather.second_look import CALLS_S
-from nccl_doctor.model.cluster import Outcome, OutcomeStatus
+from nccl_doctor.model.cluster import Outcome, OutcomeStatus, Rank
 from nccl_doctor.model.findings import Finding, Kind, Layer, Round, Where
 from tests.support.clusters import make_cluster
 from tests.support.rows import each_row
 
 KIND = Kind("some-fault", Layer.PORT, "title", "why", "fix")
 CLUSTER = make_cluster(("a", "b", "c"), 2)  # seats 0 1 on a, 2 3 on b, 4 5 on c
+
+
+def members(group: tuple[int, ...]) -> list[Rank]:
+    return [rank for rank in CLUSTER.present if rank.seat in group]
 
 
 @each_row(
@@ -33,7 +38,7 @@ CLUSTER = make_cluster(("a", "b", "c"), 2)  # seats 0 1 on a, 2 3 on b, 4 5 on c
 )
 def test_what_stops_a_group(where: Where, group: tuple[int, ...], stopped: bool) -> None:
     round_ = Round("all", (group,), 1.0)
-    assert touches(Finding(KIND, "", where), CLUSTER, group, round_) is stopped
+    assert touches(Finding(KIND, "", where), members(group), round_) is stopped
 
 
 @each_row(
@@ -49,7 +54,7 @@ def test_a_link_that_no_pair_of_a_round_needs_does_not_stop_it(
 ) -> None:
     round_ = Round("all", ((0, 2, 4),), 1.0, pairs=[(0, 4), (2, 4)])
     finding = Finding(KIND, "", Where(links=tuple(links)))
-    assert touches(finding, CLUSTER, (0, 2, 4), round_) is stopped
+    assert touches(finding, members((0, 2, 4)), round_) is stopped
 
 
 @pytest.mark.parametrize("left_s", [5.5, 8.0, 12.0, 20.0, 300.0])

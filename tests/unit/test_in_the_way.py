@@ -1,0 +1,98 @@
+"""What stops a group is not judged again before there are new facts of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import pytest
+
+from nccl_doctor.gather.evidence import EvidenceLog
+from nccl_doctor.gather.in_the_way import Failures
+from nccl_doctor.gather.sign_in import SignIn
+from nccl_doctor.model.check import Check
+from nccl_doctor.model.cluster import Cluster, Outcome, OutcomeStatus
+from nccl_doctor.model.findings import Finding, Kind, Layer
+from nccl_doctor.model.launch import Launch
+from nccl_doctor.model.options import Options
+
+KIND = Kind("some-fault", Layer.PORT, "title", "why", "fix")
+FINE = Outcome(OutcomeStatus.OK)
+
+
+class Counted(Check):
+    """Counts how often it judges."""
+
+    name, layer, kinds = "counted", Layer.PORT, (KIND,)
+    reads = ("read",)
+    judged = 0
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        type(self).judged += 1
+        yield Finding(KIND, "broken")
+
+
+class Later(Check):
+    """Needs what `Counted` judges."""
+
+    name, layer, kinds = "later", Layer.GROUP, ()
+    needs: ClassVar[tuple[Layer, ...]] = (Layer.PORT,)
+
+
+def log() -> EvidenceLog:
+    made = EvidenceLog(Launch("env", 0, 2), {}, {})
+    made.sign_in(0, SignIn("token", 7, Launch("env", 0, 2), "nd0", "key"), 0.0)
+    return made
+
+
+def asked(check: type[Check], evidence: EvidenceLog, failures: Failures) -> list[str]:
+    cluster = evidence.cluster(OPTIONS, "gloo")
+    return [each.code for each in failures.in_the_way_of(check(), cluster, evidence.state)]
+
+
+OPTIONS = Options()
+
+
+def counted(module: str) -> type[Counted]:
+    return type("Counted", (Counted,), {"__module__": module, "judged": 0})
+
+
+@pytest.mark.parametrize(
+    ("module", "times"), [("nccl_doctor.checks.counted", [1, 1, 2, 3, 4]), ("plug_in", range(1, 6))]
+)
+def test_what_no_new_fact_can_have_changed_is_not_judged_again(
+    module: str, times: Iterable[int]
+) -> None:
+    check, evidence = counted(module), log()
+    failures = Failures([check()])
+    changes = (
+        lambda: None,
+        lambda: evidence.record(0, "another", "all", FINE),
+        lambda: evidence.record(0, "read", "all", FINE),
+        lambda: evidence.record(0, "counted", "all", FINE),
+        lambda: evidence.sign_in(1, SignIn("b", 8, Launch("env", 1, 2), "nd1", "k"), 0.0),
+    )
+    for change, count in zip(changes, times, strict=True):
+        change()
+        assert asked(Later, evidence, failures) == ["some-fault"]
+        assert check.judged == count
+
+
+def test_who_needs_nothing_of_a_layer_has_it_not_judged() -> None:
+    check, evidence = counted("nccl_doctor.checks.counted"), log()
+    needs_another = type("Other", (Later,), {"needs": (Layer.NAME,)})
+    needs_none = type("None_", (Later,), {"needs": ()})
+    for later in (needs_another, needs_none):
+        assert asked(later, evidence, Failures([check()])) == []
+    assert check.judged == 0
+
+
+def test_the_cluster_is_made_again_only_where_there_is_more() -> None:
+    evidence = log()
+    first = evidence.cluster(OPTIONS, "gloo")
+    assert evidence.cluster(OPTIONS, "gloo") is first
+    evidence.record(0, "counted", "all", FINE)
+    second = evidence.cluster(OPTIONS, "gloo")
+    assert second is not first
+    assert second.ranks[0].facts == {"counted": {"all": FINE}}
+    assert evidence.cluster(OPTIONS, "gloo", complete=False) is not second
