@@ -25,6 +25,7 @@ from nccl_doctor.gather.join import Join
 from nccl_doctor.gather.make_report import make_report
 from nccl_doctor.gather.orders import Finish, Order
 from nccl_doctor.gather.partial_reports import PartialReports
+from nccl_doctor.gather.postings import Postings
 from nccl_doctor.gather.rows import rows_of_round
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.second_look import LOOK_S, checks_that_look_again, look_alone, look_together
@@ -77,6 +78,7 @@ class Coordinator:
         self._deaths = Deaths(box, evidence)
         self._doubts = doubts
         self._failures = Failures(run.registry.checks)
+        self._posted = Postings(box)
         self._seen: tuple[Cluster, Cluster] | None = None
         self._told_dead: set[int] = set()
         self._late: set[int] = set()
@@ -89,7 +91,7 @@ class Coordinator:
             StoreLost: the store broke off.
         """
         run = self._run
-        roll = Join(run, self._box, self._evidence, self._deaths, self._doubts)
+        roll = Join(run, self._box, self._evidence, self._deaths, self._doubts, posted=self._posted)
         roll.call()
         if roll.cut_short:
             report = make_report(
@@ -178,7 +180,7 @@ class Coordinator:
         round_ = Round(round_.name, groups, deadline_s, round_.params)
         order = Order(check.name, round_, next_s=wait_s + 2 * SETTLE_S, more_s=run.more_s)
         started = time.monotonic()
-        box.put(f"order/{self._number}", order.to_json())
+        self._posted.order(self._number, order)
         members = [seat for group in groups for seat in group]
         met = dict(chain.from_iterable(zip(group, repeat(min(group))) for group in groups))
         # Recorded with those of the others: in a run that is stopped now, a peer that was stopped a
@@ -345,7 +347,7 @@ class Coordinator:
     def _send_home(self, end: Finish) -> None:
         """Tell everybody the end, and keep the store up until they have read it."""
         box = self._box
-        box.put(f"order/{self._number}", end.to_json())
+        self._posted.put(f"order/{self._number}", end.to_json())
         # Who was refused, or came too late, reads that in the roster.
         everybody = {*self._evidence.seats, *self._evidence.refusals.seats}
         away = (self._silent - self._late) | {self._run.seat}
@@ -354,9 +356,8 @@ class Coordinator:
             box.wait(byes, GOODBYE_S)
         seats = [f"seat/{seat}" for seat in everybody]
         late = [f"late/{seat}" for seat in self._late]
-        orders = [f"order/{number}" for number in range(self._number + 1)]
-        names = ("seats", "layout", "roster", "departures", "deaths")
-        box.forget([*names, *orders, *seats, *byes, *late])
+        names = ("seats", "departures", "deaths")
+        box.forget([*names, *self._posted.keys, *seats, *byes, *late])
         self._doubts.close()
 
 

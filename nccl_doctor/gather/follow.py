@@ -14,6 +14,7 @@ from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, hold, now_and_then, take_place
 from nccl_doctor.gather.orders import Finish, HostPlaces, Order, Roster, order_from_json
 from nccl_doctor.gather.partial_reports import PartialReports
+from nccl_doctor.gather.postings import whole
 from nccl_doctor.gather.refusals import kind_of
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.model import kinds
@@ -50,6 +51,7 @@ class Follower:
         self._run, self._box, self._token = run, box, token
         self._evidence, self._views = evidence, views
         self._again: Callable[[], bool] | None = None
+        self._groups: dict[str, list[int]] = {}
 
     def watch(self, again: Callable[[], bool]) -> None:
         """Leave this run as soon as `again` is true: rank 0 has opened another one."""
@@ -87,7 +89,7 @@ class Follower:
             until = time.monotonic() + patience
             run.progress.say("signed in; waiting for the others", Phase.SIGN_IN, until)
             try:
-                data = self._get(key, patience)
+                data = whole(box, key, self._get(key, patience), run.seat, self._groups)
                 told = HostPlaces.from_json(data) if key == "layout" else Roster.from_json(data)
             except ValueError as error:
                 leave(run, box)
@@ -126,7 +128,8 @@ class Follower:
             again = again or (self._again is not None and self._again())
             return again
 
-        there = self._box.wait([key], patience, self._run.progress.tick, look)
+        leave = look if self._again is not None else None
+        there = self._box.wait([key], patience, self._run.progress.tick, leave)
         if not there and again:
             raise OpenedAgain
         return self._box.get(key, 0.0)
@@ -151,7 +154,9 @@ class Follower:
         while True:
             left = max(0.0, until - time.monotonic())
             try:
-                return order_from_json(self._get(f"order/{number}", left))
+                key = f"order/{number}"
+                data = whole(self._box, key, self._get(key, left), run.seat, self._groups)
+                return order_from_json(data)
             except ValueError as error:
                 if not (isinstance(error, BadMessage) and run.config.key and left):
                     raise misread(error) from error

@@ -23,6 +23,7 @@ from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, take_place
 from nccl_doctor.gather.orders import HostPlaces, Roster
+from nccl_doctor.gather.postings import Postings
 from nccl_doctor.gather.rows import rows_of_sign_in
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.second_look import WITNESSES
@@ -53,10 +54,18 @@ class Join:
     """Sign-in phase of one run, on the coordinator."""
 
     def __init__(
-        self, run: Run, box: ControlStore, evidence: EvidenceLog, deaths: Deaths, doubts: Doubts
+        self,
+        run: Run,
+        box: ControlStore,
+        evidence: EvidenceLog,
+        deaths: Deaths,
+        doubts: Doubts,
+        *,
+        posted: Postings,
     ) -> None:
         self._run = run
         self._box = box
+        self._posted = posted
         self._evidence = evidence
         self._deaths = deaths
         self._doubts = doubts
@@ -121,7 +130,7 @@ class Join:
             next_s=SETTLE_S + OPERATION_S,
             hosts=self._evidence.some_hosts(WITNESSES),
         )
-        self._box.put("roster", roster.to_json())
+        self._posted.seats("roster", roster)
 
     def latecomers(self) -> set[int]:
         """Seats that signed in after the end of the sign-in: they took no part, but each is a fact
@@ -169,7 +178,7 @@ class Join:
             next_s=RANKS_S + 2 * SETTLE_S,
             hosts=self._evidence.some_hosts(WITNESSES),
         )
-        self._box.put("layout", places.to_json())
+        self._posted.seats("layout", places)
         if not self.cut_short:  # else the other ranks of this host would be started to end at once
             take_place(self._run, layout.seats[self._run.seat], self._box)
         return layout

@@ -1,0 +1,136 @@
+"""Messages of rank 0 to all: what each participant reads grows with its own group alone."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from nccl_doctor.gather.control_store import StoreTimeout
+from nccl_doctor.gather.orders import Order, Roster, order_from_json
+from nccl_doctor.gather.postings import PAGE, Postings, whole
+from nccl_doctor.model.findings import Round
+
+
+class Letters:
+    """Letters as they lie in a store, and the bytes that were read."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self.read = 0
+
+    def put(self, key: str, value: Any) -> None:
+        self.texts[key] = json.dumps(value)
+
+    def get(self, key: str, timeout_s: float) -> Any:
+        if key not in self.texts:
+            raise StoreTimeout(key)
+        self.read += len(self.texts[key])
+        return json.loads(self.texts[key])
+
+
+def posted(box: Letters) -> Postings:
+    return Postings(box)  # type: ignore[arg-type]
+
+
+def read(box: Letters, key: str, seat: int, known: dict[str, list[int]] | None = None) -> Any:
+    known = {} if known is None else known
+    return whole(box, key, box.get(key, 0.0), seat, known)  # type: ignore[arg-type]
+
+
+def order(groups: Sequence[Sequence[int]], **params: Any) -> Order:
+    return Order("some_check", Round("all", tuple(map(tuple, groups)), 5.0, params), 10.0)
+
+
+def told(box: Letters, number: int, seat: int) -> Order:
+    found = order_from_json(read(box, f"order/{number}", seat))
+    assert isinstance(found, Order)
+    return found
+
+
+def test_who_is_in_costs_each_reader_a_page() -> None:
+    def bytes_of(count: int) -> int:
+        box = Letters()
+        tokens = {seat: f"{seat:016x}" for seat in range(count)}
+        posted(box).seats("roster", Roster(tokens, "run", "gloo", 5.0))
+        for seat in range(0, count, 16):
+            roster = Roster.from_json(read(box, "roster", seat))
+            assert roster.admits(seat, tokens[seat])
+            assert not roster.admits(seat, "another")
+            assert len(roster.tokens) <= PAGE
+        stranger = Roster.from_json(read(box, "roster", count + 1))
+        assert not stranger.admits(count + 1, "")
+        return box.read
+
+    assert bytes_of(4096) < 4.2 * bytes_of(1024)
+
+
+def test_few_seats_have_one_message_as_before() -> None:
+    box = Letters()
+    roster, few = Roster({3: "a", 5: "b"}, "run", "gloo", 5.0), order([[3, 5]], depth=1)
+    postings = posted(box)
+    postings.seats("roster", roster)
+    postings.order(0, few)
+    assert postings.keys == ["roster", "order/0"]
+    assert json.loads(box.texts["roster"]) == roster.to_json()
+    assert order_from_json(json.loads(box.texts["order/0"])) == few
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 64, 65, 700])
+def test_each_seat_learns_its_own_group_and_no_other(size: int) -> None:
+    seats = random.Random(size).sample(range(1000), 700)
+    groups = [seats[at : at + size] for at in range(0, len(seats), size)]
+    box = Letters()
+    posted(box).order(4, order(groups, depth=2))
+    for group in groups:
+        for seat in group[:3]:
+            assert told(box, 4, seat).round == Round("all", (tuple(group),), 5.0, {"depth": 2})
+    for seat in set(range(1000)) - set(seats):
+        assert told(box, 4, seat).round == Round("all", (), 5.0, {})
+
+
+def test_a_large_group_is_read_once_in_a_run() -> None:
+    box, known = Letters(), dict[str, list[int]]()
+    postings = posted(box)
+    world = random.Random(1).sample(range(4096), 4096)
+    for number in range(10):
+        postings.order(number, order([world]))
+    first = read(box, "order/0", 7, known)
+    before = box.read
+    for number in range(1, 10):
+        assert read(box, f"order/{number}", 7, known)["groups"] == first["groups"] == [world]
+    assert before > 4096 * 4
+    assert box.read - before < 9 * 600
+
+
+def test_pairs_of_many_cost_each_reader_a_page() -> None:
+    box = Letters()
+    pairs = [(seat, 4095 - seat) for seat in range(2048)]
+    posted(box).order(0, order(pairs))
+    for seat in range(0, 4096, 64):
+        told(box, 0, seat)
+    assert box.read / 64 < 2500
+
+
+def test_who_has_no_group_does_not_read_the_parameters() -> None:
+    box = Letters()
+    hosts = list(range(0, 8192, 8))
+    posted(box).order(0, order([hosts], addresses=["192.168.77.1"] * 1024))
+    told(box, 0, 1)
+    assert box.read < 500
+    assert len(told(box, 0, 8).round.params["addresses"]) == 1024
+
+
+@pytest.mark.parametrize(
+    "page",
+    [[], {"groups": 1}, {"groups": [], "shared": [1]}, {"groups": [], "shared": {"a": 1}}, "w"],
+)
+def test_a_page_that_is_none_names_rank_0(page: Any) -> None:
+    box = Letters()
+    posted(box).order(0, order([range(100)]))
+    box.put("order/0/page/0", page)
+    with pytest.raises(ValueError, match="rank 0"):
+        read(box, "order/0", 5)
