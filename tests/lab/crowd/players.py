@@ -36,8 +36,10 @@ from tests.lab.crowd.record import Record
 from tests.lab.crowd.tally import bytes_of, cpu_of
 
 _STACK = 256 << 10
-_LARGE = 2000
-"""Bytes from which a message is one that all read."""
+_SWITCH_S = 0.2
+"""With hundreds of threads, those that wait for their turn would else do nothing but look whether
+it has come.
+"""
 
 
 class Letter(dict[str, Any]):
@@ -59,6 +61,7 @@ class Player(Follower):
         evidence = EvidenceLog(run.launch, {}, {})
         super().__init__(run, box, token, evidence, PartialReports(None, 0.0, None))
         self._cast, self._rank = cast, rank
+        self._groups = cast.groups
 
     def _take_part_in(self, name: str, round_: Round, number: int) -> Outcome:
         facts = self._cast.facts_for(round_.name, self._rank)
@@ -85,6 +88,8 @@ class Cast:
         for rank in self.ranks:
             self._facts[rank] = together(record.facts(rank))
             self._letters[rank] = Letter(record.sign_in(rank, self._tokens[rank], key))
+        self.groups: dict[str, list[int]] = {}
+        """Large groups that were read, by all of them."""
         self.ended = 0
         self.frozen: list[int] = []
         self.problems: dict[int, str] = {}
@@ -136,19 +141,22 @@ def together(facts: Facts) -> Facts:
 class Direct:
     """In place of a connection's own thread: here each participant has one already."""
 
-    def call(self, function: Any, timeout_s: float) -> Any:
+    def call(self, function: Any, timeout_s: float, tick: Any = None) -> Any:
         """Result of the function, in this thread."""
         try:
             return function()
         except (RuntimeError, OSError) as error:
             raise control_store.StoreLost(str(error).partition("\n")[0]) from error
 
+    def end(self) -> None:
+        """Nothing: there is no thread of its own."""
+
 
 def share_work() -> None:
     """Make letters before the start, and take apart once what all read."""
     wrap, unwrap, read = control_store.wrap, control_store.unwrap, follow.order_from_json
     seen: dict[bytes, Any] = {}
-    orders: dict[int, Any] = {}
+    orders: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
     def wrapped(key: str, value: Any, *args: Any, **named: Any) -> bytes:
         return value.data if isinstance(value, Letter) else wrap(key, value, *args, **named)
@@ -159,9 +167,12 @@ def share_work() -> None:
         return seen[data]
 
     def order(data: Any) -> Any:
-        if id(data) not in orders:
-            orders[id(data)] = read(data)  # `seen` keeps the data
-        return orders[id(data)]
+        if "finish" in data:
+            return read(data)
+        key = (data["check"], data["round"], *map(id, data["groups"]))
+        if key not in orders:
+            orders[key] = (data, read(data))  # with the data, so that no other has its ids
+        return orders[key][1]
 
     control_store.wrap = wrapped
     control_store.unwrap = unwrapped
@@ -176,6 +187,7 @@ def main() -> None:
     import_torch()
     share_work()
     threading.stack_size(_STACK)
+    sys.setswitchinterval(_SWITCH_S)
     cast = Cast(plan, range(int(first), int(end)), Path(report))
     Path(f"{out}.ready").touch()
     plan.wait_for_the_gun()
