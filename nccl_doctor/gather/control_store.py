@@ -42,6 +42,7 @@ OPERATION_S = 10.0
 """Time limit of one store operation, which takes a millisecond unless its host is frozen or cut
 off.
 """
+_ONE = (1).to_bytes(4, "big")
 _POLL_S = 0.05
 _WAIT_S, _LOOK_S = 2.0, 0.25
 """Longest time for which the store is to wait for a message; and that of who looks elsewhere too,
@@ -164,6 +165,35 @@ class ControlStore:
             raise BadMessage(data)
         value, self.versions[key] = unwrap(name, data, self.seal, largest)
         return value
+
+    def short(self, keys: Collection[str], largest: int = LARGEST) -> dict[str, Any]:
+        """Those of some messages that have come and have one piece, each as `get` returns it, or as
+        the `BadMessage` that it is.
+
+        Many come at once, in large packets: only for who is on the host of the store.
+        """
+        found: dict[str, Any] = {}
+        in_order = sorted(keys)
+        for at in range(0, len(in_order), _AT_ONCE):
+            some = in_order[at : at + _AT_ONCE]
+            for key, data in zip(some, self._first_pieces(some), strict=False):
+                if data[:4] == _ONE and len(data) <= len(_ONE) + PIECE_BYTES:
+                    try:
+                        found[key], self.versions[key] = unwrap(
+                            self.prefix + key, data[4:], self.seal, largest
+                        )
+                    except BadMessage as error:
+                        found[key] = error
+        return found
+
+    def _first_pieces(self, keys: Collection[str]) -> Sequence[bytes]:
+        names = [self.prefix + key for key in keys]
+
+        def receive() -> list[bytes]:
+            """First piece of each; none if one is missing: the store would wait for it."""
+            return list(self._store.multi_get(names)) if self._store.check(names) else []
+
+        return self._worker.call(receive, OPERATION_S)
 
     def wait(
         self,

@@ -12,12 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat, takewhile
+from typing import Any
 
 from nccl_doctor.gather.board import Phase, phase_of
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
 from nccl_doctor.gather.deaths import Deaths
 from nccl_doctor.gather.departures import departures
 from nccl_doctor.gather.doubts import Doubts
+from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, hold, over_key
 from nccl_doctor.gather.in_the_way import Failures, touches
@@ -31,6 +33,7 @@ from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.second_look import LOOK_S, checks_that_look_again, look_alone, look_together
 from nccl_doctor.gather.start_time import StartTime
 from nccl_doctor.gather.stopped import stopped
+from nccl_doctor.launch import identity
 from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import AFTER_LOSS, BEFORE, Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.cluster_json import outcome_from_json
@@ -80,6 +83,7 @@ class Coordinator:
         self._failures = Failures(run.registry.checks)
         self._posted = Postings(box)
         self._seen: tuple[Cluster, Cluster] | None = None
+        self._is_near = identity.is_this_host(box.host)
         self._told_dead: set[int] = set()
         self._late: set[int] = set()
         self._starts = StartTime(run)
@@ -199,9 +203,11 @@ class Coordinator:
         if own is not None:
             own = self._in_its_time(own, wanted_s, deadline_s)
             self._record(run.seat, check, round_, own, met[run.seat])
+        short = box.short(there, ANSWER_MAX) if self._is_near else {}
         for key, seat in others.items():
             if key in there:
-                outcome = self._in_its_time(self._answer(key, seat), wanted_s, deadline_s)
+                outcome = self._answer(key, seat, short.get(key))
+                outcome = self._in_its_time(outcome, wanted_s, deadline_s)
             else:
                 self._silent.add(seat)
                 words = f"no answer within {wait_s:.0f} s of the order"
@@ -216,10 +222,15 @@ class Coordinator:
         limit_s = self._run.options.timeout_s + self._run.more_s
         return hung_within(outcome, wanted_s, given_s, limit_s)
 
-    def _answer(self, key: str, seat: int) -> Outcome:
-        """Outcome of a participant; untested where its answer cannot be taken."""
+    def _answer(self, key: str, seat: int, data: Any) -> Outcome:
+        """Outcome of a participant; untested where its answer cannot be taken. `data` is what was
+        read of it already, None for nothing.
+        """
         try:
-            data = self._box.get(key, OPERATION_S, largest=ANSWER_MAX)
+            if isinstance(data, BadMessage):
+                raise data
+            if data is None:
+                data = self._box.get(key, OPERATION_S, largest=ANSWER_MAX)
             return outcome_from_json(Node(f"seat {seat}: evidence", data))
         except ValueError as error:
             self._evidence.refusals.answer(key, error, self._evidence.place(seat))

@@ -38,16 +38,16 @@ def options_of(plan: Plan) -> Options:
 
 
 class Notes(Progress):
-    """Progress that notes when each step began."""
+    """Progress that notes when each step began, and the time of the processor until then."""
 
     def __init__(self, deadline: float) -> None:
         super().__init__(shown=False, deadline=deadline)
-        self.steps: list[tuple[float, str]] = []
+        self.steps: list[tuple[float, float, str]] = []
 
     def say(self, doing: str, *args: Any, **named: Any) -> None:
         """Say what runs now, and note when it began."""
-        if not self.steps or self.steps[-1][1] != doing:
-            self.steps.append((time.monotonic(), doing))
+        if not self.steps or self.steps[-1][2] != doing:
+            self.steps.append((time.monotonic(), time.process_time(), doing))
         super().say(doing, *args, **named)
 
 
@@ -109,7 +109,7 @@ def main() -> None:
     def write(said: ParticipantResult) -> int:
         report = said.report
         assert report is not None
-        result["judged_s"] = time.monotonic() - began
+        notes.say("writing the report")
         save(report, "json", f"{out}.report")
         Path(f"{out}.txt").write_text(render(report, width=100))
         result["verdict_s"] = time.monotonic() - began
@@ -140,7 +140,7 @@ def main() -> None:
     participant.run()
     result["left_s"] = time.monotonic() - began
     result["sent"], result["received"] = bytes_of(PORT)
-    result["steps"] = [(round(at - began, 3), doing) for at, doing in notes.steps]
+    result["steps"] = [(round(at - began, 3), round(cpu, 3), what) for at, cpu, what in notes.steps]
     Path(out).write_text(json.dumps(result))
 
 
