@@ -28,6 +28,7 @@ GRACE_S = 2.0
 run at once.
 """
 _LOOK_S = 0.4
+_MANY = 1024
 LEAST_ROAD_S = 3.0
 """Least time to try the network path, however long the start of this participant took."""
 SIGN_IN_S = GRACE_S + 2.0
@@ -108,7 +109,7 @@ def hold(
     """
     group = next(group for group in round_.groups if run.seat in group)
     over = over_key(number, group)
-    is_over = now_and_then(lambda: bool(box.wait([over], 0.0)))
+    is_over = now_and_then(lambda: bool(box.wait([over], 0.0)), run.launch.world_size)
     name = f"{prefix_of(run.nonce)}{check.name}/{round_.name}/{min(group)}/"
     context = replace(
         run.context(),
@@ -147,15 +148,24 @@ def hold(
     return outcome
 
 
-def now_and_then(look: Callable[[], bool]) -> Callable[[], bool]:
-    """The same question, which is asked only some times a second; else the answer is no."""
-    next_s = 0.0
+def pause_between_looks(ranks: int | None) -> float:
+    """Seconds between two looks into the store of one of so many ranks: together they are to keep
+    it no busier than a thousand.
+    """
+    return _LOOK_S * max(1.0, (ranks or 1) / _MANY)
+
+
+def now_and_then(look: Callable[[], bool], ranks: int | None = None) -> Callable[[], bool]:
+    """The same question, which is asked only some times a second; else the answer is no. Where that
+    many `ranks` do so, each asks less often.
+    """
+    next_s, pause_s = 0.0, pause_between_looks(ranks)
 
     def ask() -> bool:
         nonlocal next_s
         if time.monotonic() < next_s:
             return False
-        next_s = time.monotonic() + _LOOK_S
+        next_s = time.monotonic() + pause_s
         return look()
 
     return ask

@@ -55,7 +55,7 @@ class Follower:
 
     def watch(self, again: Callable[[], bool]) -> None:
         """Leave this run as soon as `again` is true: rank 0 has opened another one."""
-        self._again = now_and_then(again)
+        self._again = now_and_then(again, self._run.launch.world_size)
 
     def follow(self) -> Finish:
         """Take part in the run, to its end, which rank 0 tells; returns it.

@@ -1,10 +1,13 @@
-"""Pauses between two looks into the store."""
+"""Pauses between two looks into the store, of one participant and of thousands."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
+
 from nccl_doctor.gather.control_store import FIRST_PAUSE_S, next_pause
+from nccl_doctor.gather.examine import pause_between_looks
 
 
 def looks(wait_s: float) -> list[float]:
@@ -29,3 +32,9 @@ def test_a_long_wait_looks_rarely_and_sees_the_answer_in_a_tenth_of_a_second():
 
 def test_an_answer_is_seen_soon_for_the_time_that_it_took():
     assert all(b - a < 0.04 or b - a < a * 0.04 for a, b in pairwise(looks(30.0)))
+
+
+def test_thousands_do_not_look_more_often_together_than_a_thousand():
+    a_second = [ranks / pause_between_looks(ranks) for ranks in (64, 1024, 4096, 131_072)]
+    assert a_second == pytest.approx([160, 2560, 2560, 2560])
+    assert pause_between_looks(None) == pause_between_looks(2) < 0.5
