@@ -182,7 +182,8 @@ class Coordinator:
             return
         wait_s, wanted_s = deadline_s + SETTLE_S, round_.deadline_s
         round_ = Round(round_.name, groups, deadline_s, round_.params)
-        order = Order(check.name, round_, next_s=wait_s + 2 * SETTLE_S, more_s=run.more_s)
+        next_s = wait_s + 2 * SETTLE_S + run.between_orders()
+        order = Order(check.name, round_, next_s, more_s=run.more_s)
         started = time.monotonic()
         self._posted.order(self._number, order)
         members = [seat for group in groups for seat in group]

@@ -127,7 +127,7 @@ class Join:
             self._tokens(),
             run.nonce,
             run.backend,
-            next_s=SETTLE_S + OPERATION_S,
+            next_s=SETTLE_S + OPERATION_S + run.between_orders(),
             hosts=self._evidence.some_hosts(WITNESSES),
         )
         self._posted.seats("roster", roster)
@@ -175,7 +175,7 @@ class Join:
         places = HostPlaces(
             layout.seats,
             self._tokens(),
-            next_s=RANKS_S + 2 * SETTLE_S,
+            next_s=RANKS_S + 2 * SETTLE_S + run.between_orders(),
             hosts=self._evidence.some_hosts(WITNESSES),
         )
         self._posted.seats("layout", places)

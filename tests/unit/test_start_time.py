@@ -262,3 +262,11 @@ def test_the_guardian_waits_as_long_and_then_no_more() -> None:
     said = output_of(_GUARDIAN)
     assert said.endswith("3 True\n") or said.startswith("3 True\n"), said
     assert "the deadline has passed (2 s)" in said
+
+
+def test_many_ranks_wait_longer_for_the_next_order_than_few():
+    few, many = run(60.0), run(60.0)
+    few.launch, many.launch = Launch(rank=0, world_size=8), Launch(rank=0, world_size=16_384)
+    assert few.between_orders() < 0.1
+    assert 60 < many.between_orders() < 120
+    assert run(60.0).between_orders() == 0.0

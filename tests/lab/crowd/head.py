@@ -34,7 +34,10 @@ _NO_ANSWER = re.compile(r"no answer within (\d+) s")
 def options_of(plan: Plan) -> Options:
     """Options of all participants."""
     join_s = JOIN_S if plan.silent else 300.0
-    return Options(backend="gloo", timeout_s=1200.0, join_timeout_s=join_s)
+    # The ranks that are played share a few processors: none is to miss the end of a round.
+    return Options(
+        backend="gloo", timeout_s=1200.0, join_timeout_s=join_s, collective_timeout_s=100.0
+    )
 
 
 class Notes(Progress):
