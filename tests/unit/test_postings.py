@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from nccl_doctor.gather.control_store import StoreTimeout
-from nccl_doctor.gather.orders import Order, Roster, order_from_json
+from nccl_doctor.gather.orders import HostPlaces, Order, Roster, order_from_json
 from nccl_doctor.gather.postings import PAGE, Postings, whole
 from nccl_doctor.model.findings import Round
+from nccl_doctor.model.layout import HostPlace
 
 
 class Letters:
@@ -66,6 +67,19 @@ def test_who_is_in_costs_each_reader_a_page() -> None:
         return box.read
 
     assert bytes_of(4096) < 4.2 * bytes_of(1024)
+
+
+def test_each_host_learns_its_own_place() -> None:
+    box = Letters()
+    places = {seat: HostPlace(seat, 8 * seat, 8, 1600) for seat in range(200)}
+    tokens = {seat: str(seat) for seat in places}
+    posted(box).seats("layout", HostPlaces(places, tokens, 5.0, {"nd0": ["192.168.77.1"]}))
+    for seat, place in places.items():
+        layout = HostPlaces.from_json(read(box, "layout", seat))
+        assert layout.admits(seat, str(seat))
+        assert layout.places[seat] == place
+        assert layout.hosts == {"nd0": ["192.168.77.1"]}
+        assert len(layout.places) <= PAGE
 
 
 def test_few_seats_have_one_message_as_before() -> None:
