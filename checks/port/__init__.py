@@ -88,6 +88,7 @@ from .kinds import (
     DEAD_ROUTE,
     NO_ROUTE,
     PORT_EPHEMERAL,
+    PORT_FORBIDDEN,
     PORT_IN_USE,
     PORT_NOT_THE_STORE,
     PORT_PRIVILEGED,
