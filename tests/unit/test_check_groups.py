@@ -131,6 +131,15 @@ def test_what_is_bad_beside_gloo_alone_is_a_warning_that_says_so() -> None:
     assert found(both).level is Severity.FAIL
 
 
+def test_who_published_a_loopback_address_is_named_and_not_who_was_sent_to_itself() -> None:
+    loopback = raised("RuntimeError: Gloo connectFullMesh failed, remote=[127.0.0.1]:4211")
+    bad = {0: loopback, 1: loopback, 2: hung(), 3: hung()}
+    finding = found(rounds(in_order=bad, in_turn={}, at_once={}))
+    assert (finding.where.ranks, finding.where.hosts) == ((2, 3), ("nd1",))
+    everybody = dict.fromkeys(range(4), loopback)
+    assert found(rounds(in_order=everybody, in_turn={}, at_once={})).where.ranks == (0, 1, 2, 3)
+
+
 def test_good_variants_give_nothing() -> None:
     assert judge(CHECK, rounds(in_order={}, in_turn={}, at_once={})) == []
 

@@ -243,10 +243,13 @@ def _group_finding(attempt: Attempt, again: Attempt | None) -> Finding:
         meaning = meaning_of(error_text(own[0].outcome))
         words = f"{step_of(own[0].outcome)} of group {attempt.name}: {error_of(own[0].outcome)}"
         far = attempt.unconnected(own)
+        bad = [m for m in attempt.members if m.outcome.status is not OutcomeStatus.OK]
+        others = [m for m in bad if m not in own]
+        named = others if meaning and meaning.of_another and others else own
         return Finding(
             INIT_FAILED if own[0].outcome.last_step in FORMING else FAILED,
             f"{words}; this means: {meaning.means}" if meaning else words,
-            _roads(attempt, far) if far else place_of_all(own),
+            _roads(attempt, far) if far else place_of_all(named),
             what_they_did(attempt),
             fix=meaning.ask if meaning else "",
             confidence=Confidence.LIKELY if few else Confidence.POSSIBLE,

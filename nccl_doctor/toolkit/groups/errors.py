@@ -21,10 +21,15 @@ _PLACE = re.compile(r"\.(?:cc|cpp|cu|cuh|h|hpp|py):\d+")
 
 @dataclass(frozen=True)
 class Meaning:
-    """The meaning of an error: `means`, a clause on what happened; `ask`, what to do next."""
+    """The meaning of an error.
+
+    `means` is a clause on what happened, `ask` what to do next. The cause is `of_another` rank than
+    the one that raises it.
+    """
 
     means: str
     ask: str
+    of_another: bool = False
 
 
 def meaning_of(text: str) -> Meaning | None:
@@ -53,7 +58,7 @@ def _rows() -> tuple[tuple[tuple[re.Pattern[str], ...], bool, Meaning], ...]:
         (
             tuple(re.compile(each) for each in row["fragments"]),
             row.get("later", False),
-            Meaning(row["means"], row["ask"]),
+            Meaning(row["means"], row["ask"], row.get("of_another", False)),
         )
         for row in data["error"]
     )
