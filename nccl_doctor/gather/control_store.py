@@ -44,13 +44,6 @@ off.
 """
 _ONE = (1).to_bytes(4, "big")
 _POLL_S = 0.05
-_WAIT_S, _LOOK_S = 2.0, 0.25
-"""Longest time for which the store is to wait for a message; and that of who looks elsewhere too,
-or may stop waiting.
-"""
-_CAN_WAIT = "libuvBackend"
-"""What every torch has whose store can be waited for, and be used after such a wait has ended."""
-_TICK_S = 0.1
 FIRST_PAUSE_S = 0.002
 """Pause between the first two looks for a message."""
 _PAUSES_S = (0.03, 0.1)
@@ -205,14 +198,12 @@ class ControlStore:
         """Wait until all messages have come, or for `timeout_s`, or until `leave`; returns the keys
         of those that have.
 
-        The store itself waits where it can, a short time at once: so thousands can wait for one
-        message without asking again and again, and each hears of it at once. `leave` is asked, and
-        `tick` called, several times a second.
+        The longer it takes, the more rarely it asks. `leave` is asked, and `tick` called, several
+        times a second.
         """
         wanted = list(keys)
         names = [self.prefix + key for key in wanted]
         left = [names[at : at + _AT_ONCE] for at in range(0, len(names), _AT_ONCE)]
-        most_s = _WAIT_S if leave is None else _LOOK_S
         began = time.monotonic()
         until = began + timeout_s
         pause = FIRST_PAUSE_S
@@ -231,11 +222,9 @@ class ControlStore:
                 )
                 return {key for key, name in zip(wanted, names, strict=True) if name not in away}
             tick()
-            if hasattr(self._store, _CAN_WAIT):
-                self._wait_there(left[0], min(most_s, rest_s), tick)
-            else:
-                time.sleep(min(pause, rest_s))
-                pause = next_pause(pause, time.monotonic() - began)
+            # The store itself could wait, but torch warns on stderr of each wait that ends so.
+            time.sleep(min(pause, rest_s))
+            pause = next_pause(pause, time.monotonic() - began)
         return set(wanted)
 
     def _many(self, names: Sequence[str]) -> list[bytes]:
@@ -259,17 +248,6 @@ class ControlStore:
         finally:
             worker.end()
         return found
-
-    def _wait_there(self, names: list[str], limit_s: float, tick: Callable[[], None]) -> None:
-        """Let the store wait for these names, for a time."""
-        limit = datetime.timedelta(seconds=limit_s)
-
-        def wait() -> None:
-            # Whether the time was over or the store is gone, the next question shows.
-            with contextlib.suppress(RuntimeError):
-                self._store.wait(names, limit)
-
-        self._worker.call(wait, limit_s + OPERATION_S, tick)
 
     def _away(self, names: list[str]) -> set[str]:
         """Those of some names that are not there, found by halves."""
@@ -379,25 +357,16 @@ class _Worker:
             scarce = shortage_of(error)
             raise StoreLost(scarce.words if scarce else str(error)) from error
 
-    def call(
-        self, function: Callable[[], T], timeout_s: float, tick: Callable[[], None] | None = None
-    ) -> T:
+    def call(self, function: Callable[[], T], timeout_s: float) -> T:
         if self._lost:
             raise StoreLost(self._lost)
         answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         self._calls.put((function, answer))
-        until = time.monotonic() + timeout_s
-        while True:
-            left_s = until - time.monotonic()
-            try:
-                wait_s = left_s if tick is None else min(left_s, _TICK_S)
-                value, error = answer.get(timeout=max(0.0, wait_s))
-                break
-            except queue.Empty:
-                if tick is None or left_s <= _TICK_S:
-                    self._lost = f"no answer from the store for {timeout_s:.0f} s"
-                    raise StoreLost(self._lost) from None
-                tick()
+        try:
+            value, error = answer.get(timeout=timeout_s)
+        except queue.Empty:
+            self._lost = f"no answer from the store for {timeout_s:.0f} s"
+            raise StoreLost(self._lost) from None
         if error is not None:
             self._lost = str(error).partition("\n")[0]
             raise StoreLost(self._lost) from error

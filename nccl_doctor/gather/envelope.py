@@ -17,7 +17,6 @@ import hmac
 import json
 import zlib
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -30,6 +29,9 @@ LARGEST = 32 << 20
 DEEPEST = 40
 """Most lists and objects within each other."""
 
+FAMILIAR = files("nccl_doctor.gather").joinpath("familiar.json").read_bytes()
+"""Words of most messages, for zlib, which looks back to them. They are part of the protocol; read
+now, as later there may be no file to be had."""
 _MAGIC = b"nccl-doctor "
 _HEADER_MAX = 400
 _TEXT_MAX = 64
@@ -84,7 +86,7 @@ def wrap(key: str, value: Any, seal: Seal = OPEN, largest: int = LARGEST) -> byt
     text = json.dumps(value).encode()
     if len(text) > largest:
         raise ValueError(f"{key}: {len(text)} bytes is more than {largest}")
-    packer = zlib.compressobj(9, zdict=familiar())
+    packer = zlib.compressobj(9, zdict=FAMILIAR)
     payload = packer.compress(text) + packer.flush()
     header: dict[str, Any] = {"protocol": PROTOCOL, "version": __version__}
     if (mac := seal.mac(key, __version__, payload)) is not None:
@@ -127,12 +129,6 @@ def unwrap(key: str, data: bytes, seal: Seal = OPEN, largest: int = LARGEST) -> 
     return _content(payload, largest), version
 
 
-@lru_cache(maxsize=1)
-def familiar() -> bytes:
-    """Words of most messages, for zlib, which looks back to them. They are part of the protocol."""
-    return files("nccl_doctor.gather").joinpath("familiar.json").read_bytes()
-
-
 def _claim(payload: bytes, largest: int) -> Any:
     """Content that is not to be believed; None if it cannot be read."""
     try:
@@ -142,7 +138,7 @@ def _claim(payload: bytes, largest: int) -> Any:
 
 
 def _content(payload: bytes, largest: int) -> Any:
-    unpacker = zlib.decompressobj(zdict=familiar())  # not used for what was made without
+    unpacker = zlib.decompressobj(zdict=FAMILIAR)  # not used for what was made without
     try:
         text = unpacker.decompress(payload, largest)
     except zlib.error as error:

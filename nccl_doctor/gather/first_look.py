@@ -26,6 +26,7 @@ from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import ALONE, Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Layer
 from nccl_doctor.observe import probe
+from nccl_doctor.toolkit.shortage import shortage_of
 
 SO_FAR = "so far: "
 """Beginning of what is said."""
@@ -46,10 +47,19 @@ def look_first(run: Run) -> list[str]:
     """Lines to tell, after observing what needs neither torch nor time. `run` then has the facts
     that stand: `first_facts`, and `door` where the port of the store is not to be had.
 
-    Nobody looks where nobody is told.
+    Nobody looks where nobody is told, nor where there is no process or file to be had for it.
     """
     if not run.progress.speaks:
         return []
+    try:
+        return _look(run)
+    except (OSError, RuntimeError) as error:
+        if shortage_of(error) is None:
+            raise
+        return []
+
+
+def _look(run: Run) -> list[str]:
     refused = _refused(run, _until(run))
     if refused is not None:
         run.door = store_server.Door("self", refused)

@@ -350,7 +350,9 @@ def test_a_check_that_somebody_ended_blames_no_gpu(step: str, end: dict[str, Any
     else:
         made = of_work({4: stuck(step, **end)})
     report = report_of(made)
-    assert report.findings == ()
+    killed = end.get("signal") == "SIGKILL"
+    assert [found.code for found in report.findings] == ["rank-killed"] * killed
+    assert not any(found.kind.drains for found in report.findings)
     assert Status.UNKNOWN in {result.status for result in report.checks}
     assert report.exit_code == 3
     assert drained(made) == ""

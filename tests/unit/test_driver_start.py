@@ -107,7 +107,7 @@ def test_a_driver_that_still_starts_is_named_and_nobody_is_frozen(state: str) ->
     assert f"process state {state}, kernel wait os_acquire_mutex" in found.message
     assert "within 45 s" in found.message
     assert (found.level, found.confidence.value) == (Severity.FAIL, "likely")
-    assert "persistence mode" in (found.fix or found.kind.fix)
+    assert "nvidia-smi -pm 1" in (found.fix or found.kind.fix)
     # It is known where: nothing is isolated, and nothing tried again.
     assert [r.name for r in check.plan(cluster)] == ["world", "each-host", "across-hosts"]
 

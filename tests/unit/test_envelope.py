@@ -15,12 +15,12 @@ from nccl_doctor import __version__
 from nccl_doctor.gather.control_store import PIECE_BYTES
 from nccl_doctor.gather.envelope import (
     DEEPEST,
+    FAMILIAR,
     PROTOCOL,
     BadMessage,
     NotAuthentic,
     OtherVersion,
     Seal,
-    familiar,
     unwrap,
     wrap,
 )
@@ -118,9 +118,9 @@ def test_what_is_too_large_or_too_deep_is_neither_sent_nor_read() -> None:
 
 def test_the_words_that_both_ends_know_are_part_of_the_protocol() -> None:
     """Changed words need another number: to an older end, messages would seem damaged."""
-    digest = hashlib.sha256(familiar()).hexdigest()[:16]
+    digest = hashlib.sha256(FAMILIAR).hexdigest()[:16]
     assert (PROTOCOL, digest) == (3, "c9dc37b8d67eb163")
-    assert len(familiar()) <= 1 << 15
+    assert len(FAMILIAR) <= 1 << 15
 
 
 def test_what_a_healthy_rank_says_fits_into_a_small_packet() -> None:
