@@ -147,7 +147,7 @@ def slow() -> Iterator[Path]:
 
 
 def test_ranks_that_stand_still_most_of_the_time(folder: Path, slow: Path) -> None:
-    select = ("--select", "cpus,memory,ranks,collectives,throttling")
+    select = ("--select", "cpus,memory,ranks,collectives,groups,throttling")
     code, _, report = own(folder, group(slow), *select)
     assert causes(report) == [("cpu-throttled", [])]
     (found,) = report["root_causes"]

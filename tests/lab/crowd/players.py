@@ -141,7 +141,7 @@ def together(facts: Facts) -> Facts:
 class Direct:
     """In place of a connection's own thread: here each participant has one already."""
 
-    def call(self, function: Any, timeout_s: float, tick: Any = None) -> Any:
+    def call(self, function: Any, timeout_s: float) -> Any:
         """Result of the function, in this thread."""
         try:
             return function()
