@@ -140,6 +140,15 @@ def test_who_published_a_loopback_address_is_named_and_not_who_was_sent_to_itsel
     assert found(rounds(in_order=everybody, in_turn={}, at_once={})).where.ranks == (0, 1, 2, 3)
 
 
+def test_a_rank_that_finds_no_free_port_may_have_been_too_early() -> None:
+    """Ports in TIME_WAIT come free again: what delays a job explains it."""
+    text = "RuntimeError: Unable to find address for nd1; bind(2) for [192.168.77.2] failed with: "
+    busy = raised(text + "Address already in use")
+    finding = found(rounds(in_order={3: busy}, in_turn={}, at_once={}))
+    assert (finding.where.ranks, finding.timed_out) == ((3,), True)
+    assert "no free port on this host" in finding.message
+
+
 def test_good_variants_give_nothing() -> None:
     assert judge(CHECK, rounds(in_order={}, in_turn={}, at_once={})) == []
 

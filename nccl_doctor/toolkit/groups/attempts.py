@@ -38,7 +38,8 @@ _VICTIM_WORDS = (
     "ncclremoteerror",
     "ncclsystemerror",
 )
-_LATE_WORDS = ("timed out", "timeout", "time out")
+_LATE_WORDS = ("timed out", "timeout", "time out", "failed with: address already in use")
+"""The last is gloo's where no port is free, until one in TIME_WAIT comes free again."""
 
 
 def is_victim(outcome: Outcome) -> bool:
