@@ -13,8 +13,11 @@ from nccl_doctor.model.cluster import ALONE, Cluster, Outcome, OutcomeStatus, Ra
 from nccl_doctor.model.findings import Scope, Where, numbered
 
 _MOST_TEXTS = 6
+"""Descriptions of what is missing, for one reason."""
+
 _MOST_RANGES = 8
-"""Of one reason: what is missing, in so many words, and the ranks of each in so many ranges."""
+"""Ranges of ranks, for one description."""
+
 _WORDS = {
     OutcomeStatus.RAISED: "raised",
     OutcomeStatus.HUNG: "hung",

@@ -141,7 +141,7 @@ def test_what_is_ignored_or_not_selected_is_not_said() -> None:
 def test_what_is_said_at_once_stands_in_the_report(
     faults: dict[str, set[str]], backend: str, stay_out: set[str], complete: bool, comes: bool
 ) -> None:
-    """Whoever gets in, whatever the others have, and though the name may come at last."""
+    """Draw who gets in, what the others have, and whether a name comes at last."""
     cluster = cluster_of(faults, backend)
     end = replace(shut_out(cluster, *stay_out), complete=complete)
     if comes:

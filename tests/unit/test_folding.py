@@ -46,8 +46,8 @@ def read(text: str) -> Report:
 
 
 def test_bytes_of_a_healthy_rank():
-    """Of 8 on each host, with other times and speeds on each: its own line, its part of that of its
-    host, and its part of the lists of what was tested.
+    """Count what one of 8 ranks of a host adds, with its own times and speeds: its line, and its
+    parts of the line of its host and of the lists of what was tested.
     """
     text = json_format.render(grown(8, partners=7))
     own = sum(len(line) for line in text.splitlines() if line.startswith("  {"))
