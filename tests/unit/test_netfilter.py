@@ -275,6 +275,12 @@ def test_a_redirect_is_a_hit_of_its_own_verdict() -> None:
     assert (hit.verdict, hit.sure) == ("redirect", True)
 
 
+def test_a_redirect_takes_no_answer() -> None:
+    rules = nft("tcp dport 1024-65535 redirect to :15001", "drop", hook="prerouting")
+    assert sure(rules, SYN) == ["tcp dport 1024-65535 redirect to :15001"]
+    assert sure(rules, REPLY) == ["drop"]
+
+
 def test_the_handle_and_the_place_are_kept() -> None:
     (hit,) = nft('iifname "eth0" counter packets 3 bytes 180 drop').hits(SYN)
     assert hit.to_json() == {

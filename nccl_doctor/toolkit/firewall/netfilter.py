@@ -195,6 +195,8 @@ class _Walk:
             matches = rule_matches(rule, self.packet)
             if matches is False or rule.verdict == "none":
                 continue
+            if rule.verdict == "redirect" and self.packet.state != "new":
+                continue  # the first packet decides: those after it follow what conntrack keeps
             if rule.verdict == "notrack":
                 if self.tracked:
                     self.tracked = False if self.sure and matches else None
