@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -255,8 +256,23 @@ def test_without_time_nobody_is_met() -> None:
     with Gate(HOME) as gate:
         found = hold_meetings([[(0, 1)]], 0, gate, {}, pace=SHORT, deadline=time.monotonic())
         assert found == {1: {"problem": "no time was left"}}
-        found = hold_meetings([[(0, 1)]], 0, gate, {}, pace=SHORT, deadline=time.monotonic() + 1)
+        found = hold_meetings([[(0, 1)]], 0, gate, {}, pace=SHORT, deadline=time.monotonic() + 2)
         assert found == {1: {"problem": "the partner was not listening"}}
+
+
+def test_a_meeting_that_time_cuts_off_says_nothing_of_the_link() -> None:
+    end = time.monotonic() + 1.7
+    with Gate(HOME) as gate:
+
+        def silent() -> None:
+            met = call(gate.door, 1, 1.5)
+            assert isinstance(met, socket.socket)
+            with met:
+                time.sleep(max(0.0, end + 0.5 - time.monotonic()))
+
+        meet_it = partial(hold_meetings, [[(1, 0)]], 0, gate, {}, pace=SHORT, deadline=end)
+        found, _ = together(meet_it, silent)
+    assert found == {1: {"problem": "no time was left"}}
 
 
 # The timetable
