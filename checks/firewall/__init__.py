@@ -104,7 +104,7 @@ from .culprits import (
     Suspects,
     how_to_open,
     sample_for_rules,
-    suspects,
+    suspects_of_all,
     what_rules_say,
 )
 from .few_at_once import calls_cut_short, few_at_once
@@ -289,12 +289,9 @@ class _Matrix:
 
 def _failed(matrix: _Matrix) -> Iterator[Finding]:
     hits = {seat: facts["hits"] for seat, facts in matrix.rules.items()}
-    for kind in (PEER_NO_ROUTE, PEER_BLOCKED, PEER_ONE_WAY, PEER_INTERCEPTED, MTU_BLACKHOLE):
-        calls = matrix.sorted.by_code[kind.code]
-        large = kind is MTU_BLACKHOLE
-        blame = matrix.sorted.large_blame if large else matrix.sorted.blame
-        for found in suspects(calls, blame, hits):
-            yield _finding(matrix, kind, found)
+    kinds = (PEER_NO_ROUTE, PEER_BLOCKED, PEER_ONE_WAY, PEER_INTERCEPTED, MTU_BLACKHOLE)
+    for code, found in suspects_of_all(matrix.sorted, hits):
+        yield _finding(matrix, next(kind for kind in kinds if kind.code == code), found)
 
 
 def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from nccl_doctor.api import Cause, Confidence, LinkBlame, Step
 from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules, quote_hit
 from nccl_doctor.toolkit.firewall.opening import let_in, remove_rule
 from nccl_doctor.toolkit.net.interfaces import Interface
-from nccl_doctor.toolkit.peers.matrix import Pair, PeerCall
+from nccl_doctor.toolkit.peers.matrix import Pair, PeerCall, Sorted
 
 _SAMPLES = 2
 """Number of failed calls from and to each host that are followed through its firewall."""
@@ -21,6 +21,9 @@ _PACKETS = {
     "download": (("data", False, "established", 0),),
 }
 """Packets to follow: name, whether the caller sends it, conntrack state, length (0: the MTU)."""
+
+_COMPARED = ("peer-no-route", "peer-blocked", "peer-one-way", "peer-intercepted")
+"""Faults that are laid to hosts together, the most telling first."""
 
 
 def sample_for_rules(calls: Iterable[PeerCall]) -> list[dict[str, Any]]:
@@ -164,6 +167,21 @@ class Suspects:
     confidence: Confidence
     cause: Cause[int] | None = None
     rules: Mapping[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+
+
+def suspects_of_all(
+    calls: Sorted, hits: Mapping[int, Sequence[Mapping[str, Any]]]
+) -> Iterator[tuple[str, Suspects]]:
+    """Code of each fault of these calls, with the hosts to blame; `hits` as for `rule_culprits`."""
+    faults = {code: calls.by_code[code] for code in _COMPARED}
+    # A pair that a rule of one end explains says nothing of the other end.
+    explained = {pair for each in faults.values() for pair in rule_culprits(each, hits)}
+    blame = calls.blame(explained)
+    for code, each in faults.items():
+        for found in suspects(each, blame, hits):
+            yield code, found
+    for found in suspects(calls.stuck, calls.large_blame, hits):
+        yield "mtu-blackhole", found
 
 
 def suspects(

@@ -128,6 +128,16 @@ def test_a_pair_of_two_bad_hosts_that_fails_in_its_own_way_is_a_link() -> None:
     assert found.confidence is Confidence.POSSIBLE
 
 
+def test_a_call_that_a_rule_of_its_listener_stops_says_nothing_of_the_caller() -> None:
+    world = World(3).fail([("nd0", "nd1"), ("nd0", "nd2")], DROPPED).hit("nd1", ("nd0", "nd1"))
+    found = sorted(world.judge(), key=lambda each: each.where.hosts)
+    assert [(each.where.hosts, each.where.links) for each in found] == [
+        ((), (("nd0", "nd2"),)),
+        (("nd1",), (("nd0", "nd1"),)),
+    ]
+    assert found[0].confidence is Confidence.LIKELY  # nd0 is not seen to get out to anybody
+
+
 def test_two_hosts_with_rules_of_their_own_are_two_findings() -> None:
     world = World(2).fail([("nd0", "nd1"), ("nd1", "nd0")], DROPPED)
     world.hit("nd0", ("nd1", "nd0")).hit("nd1", ("nd0", "nd1"), rule="iifname eth0 drop")

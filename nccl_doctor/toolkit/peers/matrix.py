@@ -196,7 +196,7 @@ def job_roles(backend: str, sockets: bool) -> set[str]:
 
 @dataclass(frozen=True)
 class Sorted:
-    """Failed calls by fault; `blame` explains the failed pairs.
+    """Failed calls by fault; `bad` are the pairs of those that got nowhere.
 
     `unroutable`: another address of the same host can be reached, or the address is the caller's
     own too. `one_way`: one direction of the host or link to blame fails, and the other one is seen
@@ -210,9 +210,13 @@ class Sorted:
     intercepted: tuple[PeerCall, ...] = ()
     unroutable: tuple[PeerCall, ...] = ()
     stuck: tuple[PeerCall, ...] = ()
-    blame: LinkBlame[int] = field(default_factory=LinkBlame)
+    bad: frozenset[Pair] = frozenset()
     large_blame: LinkBlame[int] = field(default_factory=LinkBlame)
     working: Mapping[Pair, PeerCall] = field(default_factory=dict)
+
+    def blame(self, explained: Set[Pair] = frozenset()) -> LinkBlame[int]:
+        """What comparison blames for the bad pairs, but those that something else explains."""
+        return blame_links(self.tested - explained, self.bad - explained)
 
     @property
     def by_code(self) -> dict[str, tuple[PeerCall, ...]]:
@@ -264,8 +268,7 @@ def sort_calls(calls: Iterable[PeerCall]) -> Sorted:
     blocked = [call for call in blocked if call.pair[::-1] not in roadless]
     bad = {call.pair for call in (*no_route, *blocked, *intercepted)}
     bad |= {call.pair for call in unroutable if call.job and call.pair not in working}
-    blame = blame_links(pairs, bad)
-    one_way = _one_way(blame, pairs.keys() - bad)
+    one_way = _one_way(blame_links(pairs, bad), pairs.keys() - bad)
     return Sorted(
         tested=frozenset(pairs),
         no_route=tuple(no_route),
@@ -274,7 +277,7 @@ def sort_calls(calls: Iterable[PeerCall]) -> Sorted:
         intercepted=tuple(intercepted),
         unroutable=tuple(unroutable),
         stuck=tuple(stuck),
-        blame=blame,
+        bad=frozenset(bad),
         large_blame=_blame_for_large(pairs, stuck),
         working=working,
     )
