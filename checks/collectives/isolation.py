@@ -133,7 +133,8 @@ def _seen(attempt: Attempt) -> Seen:
     took_part = (OutcomeStatus.OK, OutcomeStatus.DIED, OutcomeStatus.HUNG, OutcomeStatus.RAISED)
     if attempt.is_good:
         return Seen(Result.GOOD)
-    if any(member.outcome.status not in took_part for member in attempt.members):
+    absent = any(member.outcome.status not in took_part for member in attempt.members)
+    if absent or attempt.is_cut_short:
         return Seen(Result.UNTESTED)
     sizes = [_sizes(m.outcome) for m in attempt.members if m.outcome.status not in took_part[:1]]
     passed, failed = (min(column) for column in zip(*sizes, strict=True))

@@ -206,6 +206,13 @@ def test_host_that_hangs_by_itself_is_looked_into_rank_by_rank() -> None:
     assert found.confidence.value == "certain"
 
 
+def test_group_that_had_no_time_blames_nobody() -> None:
+    cluster = add_round(cluster_of(HANGS), "each-host", {0: OK, 1: OK, 2: hung(), 3: hung()})
+    ended = replace(hung(), duration_s=0.4)
+    (found,) = judge(add_round(cluster, "isolate-1", {2: OK, 3: ended}, alone=True))
+    assert (found.code, found.where.hosts, found.where.ranks) == ("collective-hang", ("nd1",), ())
+
+
 def test_rank_that_dies_in_a_smaller_group_explains_the_whole() -> None:
     cluster = add_round(cluster_of(HANGS), "each-host", {0: OK, 1: OK, 2: died(), 3: VICTIM})
     assert last_round(cluster) == "each-host"

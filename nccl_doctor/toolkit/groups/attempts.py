@@ -225,6 +225,8 @@ _MOST_START_S = 60.0
 _MOST_GROUP_S = 120.0
 _INCLUDED_S = 5.0
 """A group that took no longer needs nothing more than what the user allows."""
+_GLOO_S = 2.0
+"""Seconds in which a group of gloo surely forms on a busy host too; on a quiet one it takes 0.1."""
 _COMMUNICATOR_S = 6.0
 """Seconds for one more communicator, if none was measured (nccl issue 534: 7 in 31 to 42 s)."""
 _RANKS_PER_S = 200
@@ -287,8 +289,12 @@ def group_times(cluster: Cluster, round_name: str) -> list[tuple[Rank, float]]:
 
 
 def _least_s(cluster: Cluster) -> float:
-    """Seconds without which no group can be said to hang; 0 where no first one was tried."""
-    first = cluster.evidence("collectives", FIRST) if cluster.backend == "nccl" else ()
+    """Seconds without which no group can be said to hang; 0 where that is not known: with NCCL, as
+    long as no first one was tried.
+    """
+    if cluster.backend != "nccl":
+        return min(_GLOO_S, cluster.collective_timeout_s / 2)
+    first = cluster.evidence("collectives", FIRST)
     if not first:
         return 0.0
     done = all(item.outcome.status is OutcomeStatus.OK for item in first)
