@@ -21,7 +21,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -318,7 +318,9 @@ def main() -> int:
     parser.add_argument(
         "--fixes", type=Path, help="type the fixes too; keep what came of them in this file"
     )
-    parser.add_argument("--jobs", type=int, default=4, help="plain torchruns at a time")
+    parser.add_argument(
+        "--jobs", type=int, default=4, help="plain torchruns, and typed fixes, at a time"
+    )
     parser.add_argument("--write", type=Path, help="page to write")
     args = parser.parse_args()
     if reason := trouble():
@@ -342,7 +344,7 @@ def main() -> int:
         for number, case in enumerate(islice(cycle(calm), args.healthy))
     ]
     stock = {} if args.no_stock else _stock(chosen, args.jobs, args.stock)
-    fixes = _typed(chosen, args.fixes) if args.fixes else {}
+    fixes = _typed(chosen, args.jobs, args.fixes) if args.fixes else {}
     met = bars(faults, unseen, healthy, fixes)
     for bar in met:
         print(f"{'met   ' if bar.met else 'MISSED'} {bar.text}: {bar.seen}")
@@ -366,14 +368,17 @@ def _stock(cases: Sequence[Case], jobs: int, keep: Path | None) -> dict[str, Sto
     return {case.id: stock[case.id] for case in cases if case.id in stock}
 
 
-def _typed(cases: Sequence[Case], keep: Path) -> dict[str, str]:
+def _typed(cases: Sequence[Case], jobs: int, keep: Path) -> dict[str, str]:
     """What came of the fix of each case; what `keep` knows already is not tried again."""
     known: dict[str, str] = json.loads(keep.read_text()) if keep.exists() else {}
-    for case in cases:
-        if can_be_typed(case) and case.id not in known:
-            known[case.id] = _in_words(type_fixes(case, JOIN_S))
-            print(f"fix {case.id}: {known[case.id]}", flush=True)
-            keep.parent.mkdir(parents=True, exist_ok=True)
+    tried = [case for case in cases if can_be_typed(case) and case.id not in known]
+    keep.parent.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(jobs) as pool:
+        begun = {pool.submit(type_fixes, case, JOIN_S): case.id for case in tried}
+        for done in as_completed(begun):
+            name = begun[done]
+            known[name] = _in_words(done.result())
+            print(f"fix {name}: {known[name]}", flush=True)
             keep.write_text(json.dumps(known))
     return {case.id: known[case.id] for case in cases if case.id in known}
 
