@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import datetime
+import os
 import queue
 import threading
 import time
@@ -49,14 +50,26 @@ FIRST_PAUSE_S = 0.002
 _PAUSES_S = (0.03, 0.1)
 """Longest pause in a short wait, and in any: each look costs the store's host some work."""
 _PART_OF_WAIT = 0.03
+CROWD = 128
+"""Participants from which on each lets the store wait for its next message."""
+_CAN_WAIT = "libuvBackend"
+"""What every torch has whose store can be waited for, and be used after such a wait has ended."""
+_SILENT_LEVELS = ("ERROR", "FATAL", "2", "3")
+"""Values of TORCH_CPP_LOG_LEVEL with which torch says nothing of a wait that ends."""
+_WAITS_S = (2.0, 8.0)
+"""Shortest and longest time for which the store is to wait, before it is asked again."""
+_TICK_S = 0.1
+_LOOKS_A_SECOND = 5000
+"""Looks of a crowd together, at most, where the store cannot wait."""
 
 
-def next_pause(pause_s: float, waited_s: float) -> float:
+def next_pause(pause_s: float, waited_s: float, crowd: int = 0) -> float:
     """Pause between two looks for a message, after one of `pause_s`: short while an answer is to
-    come at once, then a part of what was waited already.
+    come at once, then a part of what was waited already. In a `crowd` of many it grows longer.
     """
     short, longest = _PAUSES_S
-    return min(pause_s * 1.3, max(short, waited_s * _PART_OF_WAIT), longest)
+    fair = crowd / _LOOKS_A_SECOND
+    return min(pause_s * 1.3, max(short, fair, waited_s * _PART_OF_WAIT), max(longest, fair))
 
 
 class StoreLost(ConnectionError):
@@ -84,6 +97,8 @@ class ControlStore:
         self.seal = seal
         self.versions: dict[str, str] = {}
         """Version of nccl-doctor that wrote each message, of those that were got."""
+        self.crowd = 0
+        """Number of participants that wait for their messages as this one does."""
         self._worker = _Worker()
         # A client retries on its own clock and may take up to twice its timeout.
         self._store = self._worker.call(partial(_client, host, port, timeout_s), timeout_s + 1.0)
@@ -122,15 +137,16 @@ class ControlStore:
         timeout_s: float,
         tick: Callable[[], None] = lambda: None,
         largest: int = LARGEST,
+        leave: Callable[[], bool] | None = None,
     ) -> Any:
-        """Wait for a message of at most `largest` bytes.
+        """Wait for a message of at most `largest` bytes, or until `leave`.
 
         Raises:
             StoreTimeout: it did not come.
             StoreLost: the store is gone.
             BadMessage: what came is no message of ours; says why.
         """
-        if not self.wait([key], timeout_s, tick):
+        if not self.wait([key], timeout_s, tick, leave):
             raise StoreTimeout(f"no value for {key} after {timeout_s:.1f} s")
         name = self.prefix + key
 
@@ -153,7 +169,7 @@ class ControlStore:
                 return f"a piece of it is longer than {PIECE_BYTES} bytes"
             return b"".join(pieces)
 
-        data = self._worker.call(receive, OPERATION_S)
+        data = self._worker.call(receive, OPERATION_S) if names else receive()
         if isinstance(data, str):
             raise BadMessage(data)
         value, self.versions[key] = unwrap(name, data, self.seal, largest)
@@ -198,12 +214,14 @@ class ControlStore:
         """Wait until all messages have come, or for `timeout_s`, or until `leave`; returns the keys
         of those that have.
 
-        The longer it takes, the more rarely it asks. `leave` is asked, and `tick` called, several
-        times a second.
+        The longer it takes, the more rarely it asks; one of a crowd lets the store wait for the
+        message, if it can, and so hears of it at once. `tick` is called several times a second, and
+        `leave` is asked as often, or else after each wait of the store.
         """
         wanted = list(keys)
         names = [self.prefix + key for key in wanted]
         left = [names[at : at + _AT_ONCE] for at in range(0, len(names), _AT_ONCE)]
+        lets_wait = self._lets_wait()
         began = time.monotonic()
         until = began + timeout_s
         pause = FIRST_PAUSE_S
@@ -214,7 +232,12 @@ class ControlStore:
                 left.pop(0)
             return not left
 
-        while not self._worker.call(have_come, OPERATION_S):
+        while True:
+            rest_s = until - time.monotonic()
+            if lets_wait and left and rest_s > 0 and self._wait_there(left[0], rest_s, tick):
+                left.pop(0)
+            if not left or self._worker.call(have_come, OPERATION_S):
+                return set(wanted)
             rest_s = until - time.monotonic()
             if rest_s <= 0 or (leave is not None and leave()):
                 away = self._worker.call(
@@ -222,10 +245,33 @@ class ControlStore:
                 )
                 return {key for key, name in zip(wanted, names, strict=True) if name not in away}
             tick()
-            # The store itself could wait, but torch warns on stderr of each wait that ends so.
-            time.sleep(min(pause, rest_s))
-            pause = next_pause(pause, time.monotonic() - began)
-        return set(wanted)
+            if not lets_wait:
+                time.sleep(min(pause, rest_s))
+                pause = next_pause(pause, time.monotonic() - began, self.crowd)
+
+    def _lets_wait(self) -> bool:
+        """Whether the store itself is to wait for messages. Few participants ask again and again:
+        that needs no wait that ends, of which torch may warn.
+        """
+        level = os.environ.get("TORCH_CPP_LOG_LEVEL", "")
+        return self.crowd >= CROWD and level in _SILENT_LEVELS and hasattr(self._store, _CAN_WAIT)
+
+    def _wait_there(self, names: list[str], most_s: float, tick: Callable[[], None]) -> bool:
+        """Let the store wait for these names, for a time. Returns: whether they came; if not,
+        whether the time was over or the store is gone, the next question shows.
+        """
+        shortest, longest = _WAITS_S
+        limit_s = min(most_s, longest, max(shortest, self.crowd / _LOOKS_A_SECOND))
+        limit = datetime.timedelta(seconds=max(limit_s, 0.001))  # 0 would be no limit
+
+        def wait() -> bool:
+            try:
+                self._store.wait(names, limit)
+            except RuntimeError:
+                return False
+            return True
+
+        return self._worker.call(wait, limit_s + OPERATION_S, tick)
 
     def _many(self, names: Sequence[str]) -> list[bytes]:
         """The values of many names, or the first of them; none where that did not work before.
@@ -295,55 +341,6 @@ def _client(host: str, port: int, timeout_s: float) -> Any:
     )
 
 
-class RoundPeers:
-    """The `Peers` of one round: connects on first use, in the probe child itself."""
-
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        prefix: str,
-        group: tuple[int, ...],
-        seat: int,
-        *,
-        seal: Seal = OPEN,
-    ) -> None:
-        self._address = (host, port)
-        self._seal = seal
-        self._prefix, self._group, self._seat = prefix, group, seat
-        self._opened: ControlStore | None = None
-
-    @property
-    def _box(self) -> ControlStore:
-        if self._opened is None:
-            host, port = self._address
-            self._opened = ControlStore(
-                host, port, timeout_s=OPERATION_S, prefix=self._prefix, seal=self._seal
-            )
-        return self._opened
-
-    def post(self, tag: str, value: Any) -> None:
-        """See `api.Peers`."""
-        self._box.put(f"{tag}/{self._seat}", value)
-
-    def collect(
-        self, tag: str, timeout_s: float, of: Collection[int] | None = None
-    ) -> dict[int, Any]:
-        """See `api.Peers`."""
-        keys = {f"{tag}/{seat}": seat for seat in (self._group if of is None else of)}
-        there = self._box.wait(keys, timeout_s)
-        told = {}
-        for key, seat in keys.items():
-            if key in there:
-                with contextlib.suppress(BadMessage):  # as if it had said nothing
-                    told[seat] = self._box.get(key, OPERATION_S)
-        return told
-
-    def store(self) -> Any:
-        """See `api.Peers`."""
-        return self._box.raw("process-group")
-
-
 class _Worker:
     """Runs one call at a time in a daemon thread; a call that outlives its deadline is given up."""
 
@@ -357,16 +354,29 @@ class _Worker:
             scarce = shortage_of(error)
             raise StoreLost(scarce.words if scarce else str(error)) from error
 
-    def call(self, function: Callable[[], T], timeout_s: float) -> T:
+    def call(
+        self,
+        function: Callable[[], T],
+        timeout_s: float,
+        tick: Callable[[], None] | None = None,
+    ) -> T:
+        """Result of the function. Meanwhile `tick` is called several times a second."""
         if self._lost:
             raise StoreLost(self._lost)
         answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         self._calls.put((function, answer))
-        try:
-            value, error = answer.get(timeout=timeout_s)
-        except queue.Empty:
-            self._lost = f"no answer from the store for {timeout_s:.0f} s"
-            raise StoreLost(self._lost) from None
+        until = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, until - time.monotonic())
+            try:
+                value, error = answer.get(timeout=min(left_s, _TICK_S) if tick else left_s)
+                break
+            except queue.Empty:
+                if time.monotonic() >= until:
+                    self._lost = f"no answer from the store for {timeout_s:.0f} s"
+                    raise StoreLost(self._lost) from None
+                if tick:
+                    tick()
         if error is not None:
             self._lost = str(error).partition("\n")[0]
             raise StoreLost(self._lost) from error

@@ -49,7 +49,9 @@ and the least time to wait for them, after everything else."""
 ANSWER_MAX = 4 << 20
 """Largest answer of one participant in one round, in bytes of JSON."""
 GOODBYE_S = 3.0
-"""Time that the store stays up for participants that have not yet read the verdict."""
+GOODBYE_OF_A_RANK_S = 3e-4
+"""Time that the store stays up for participants that have not yet read the verdict, and for each of
+them."""
 _SLACK_S = 3.0
 """Time between a round and a second look, on hosts that are busy."""
 NO_TIME = "no time was left; give a longer --timeout"
@@ -359,13 +361,13 @@ class Coordinator:
     def _send_home(self, end: Finish) -> None:
         """Tell everybody the end, and keep the store up until they have read it."""
         box = self._box
-        self._posted.put(f"order/{self._number}", end.to_json())
+        self._posted.finish(self._number, end)
         # Who was refused, or came too late, reads that in the roster.
         everybody = {*self._evidence.seats, *self._evidence.refusals.seats}
         away = (self._silent - self._late) | {self._run.seat}
         byes = [f"bye/{seat}" for seat in everybody - away]
         if byes:
-            box.wait(byes, GOODBYE_S)
+            box.wait(byes, GOODBYE_S + GOODBYE_OF_A_RANK_S * len(byes))
         seats = [f"seat/{seat}" for seat in everybody]
         late = [f"late/{seat}" for seat in self._late]
         names = ("seats", "departures", "deaths")

@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from nccl_doctor.gather.board import Phase, phase_of
-from nccl_doctor.gather.control_store import ControlStore, RoundPeers
+from nccl_doctor.gather.control_store import ControlStore
 from nccl_doctor.gather.opening import prefix_of
+from nccl_doctor.gather.round_peers import RoundPeers
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.launch.host_launch import placed, set_rank_env
 from nccl_doctor.model.check import Check

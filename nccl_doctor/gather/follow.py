@@ -14,7 +14,7 @@ from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, hold, now_and_then, take_place
 from nccl_doctor.gather.orders import Finish, HostPlaces, Order, Roster, order_from_json
 from nccl_doctor.gather.partial_reports import PartialReports
-from nccl_doctor.gather.postings import whole
+from nccl_doctor.gather.postings import is_paged, own_part, page_of, whole
 from nccl_doctor.gather.refusals import kind_of
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.model import kinds
@@ -52,6 +52,8 @@ class Follower:
         self._evidence, self._views = evidence, views
         self._again: Callable[[], bool] | None = None
         self._groups: dict[str, list[int]] = {}
+        self._paged = False
+        """Whether an order has pages, and this participant waits for its own."""
 
     def watch(self, again: Callable[[], bool]) -> None:
         """Leave this run as soon as `again` is true: rank 0 has opened another one."""
@@ -89,7 +91,9 @@ class Follower:
             until = time.monotonic() + patience
             run.progress.say("signed in; waiting for the others", Phase.SIGN_IN, until)
             try:
-                data = whole(box, key, self._get(key, patience), run.seat, self._groups)
+                data = self._get(key, patience)
+                self._paged = is_paged(data)
+                data = whole(box, key, data, run.seat)
                 told = HostPlaces.from_json(data) if key == "layout" else Roster.from_json(data)
             except ValueError as error:
                 leave(run, box)
@@ -129,10 +133,12 @@ class Follower:
             return again
 
         leave = look if self._again is not None else None
-        there = self._box.wait([key], patience, self._run.progress.tick, leave)
-        if not there and again:
-            raise OpenedAgain
-        return self._box.get(key, 0.0)
+        try:
+            return self._box.get(key, patience, self._run.progress.tick, leave=leave)
+        except StoreTimeout:
+            if again:
+                raise OpenedAgain from None
+            raise
 
     def _wait_for_another_run(self, until: float) -> None:
         """Wait, as one that is not admitted: this is the run of an earlier start of the ranks, and
@@ -155,7 +161,9 @@ class Follower:
             left = max(0.0, until - time.monotonic())
             try:
                 key = f"order/{number}"
-                data = whole(self._box, key, self._get(key, left), run.seat, self._groups)
+                data = self._get(page_of(key, run.seat) if self._paged else key, left)
+                if self._paged:
+                    data = own_part(self._box, key, data, run.seat, self._groups)
                 return order_from_json(data)
             except ValueError as error:
                 if not (isinstance(error, BadMessage) and run.config.key and left):

@@ -184,6 +184,7 @@ class Participant:
         start's.
         """
         run = self._run
+        meeting.crowd = run.launch.world_size or 0
         while True:
             patience = min(run.options.join_timeout_s + 3 * SETTLE_S, run.left())
             until = time.monotonic() + patience

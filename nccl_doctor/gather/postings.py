@@ -1,9 +1,10 @@
 """Messages of rank 0 to all, posted so that each participant reads what concerns itself.
 
 In one message, N participants would read N entries each: with 16,384 ranks, gigabytes. Above some
-dozens of seats what differs from seat to seat stands on pages, for as many seats each, and the
-message that all read only says so. A large group is posted once in a run, however many rounds it
-has, and each of its members reads it once. Pages lie in the store before the message does.
+dozens of seats what differs from seat to seat stands on pages, for as many seats each. The list of
+all seats says so in the message that all read; of an order there are pages only, so that each
+participant reads one message. A large group is posted once in a run, however many rounds it has,
+and each of its members reads it once.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
-from nccl_doctor.gather.orders import HostPlaces, Order, Roster
+from nccl_doctor.gather.orders import Finish, HostPlaces, Order, Roster
 from nccl_doctor.model.json_node import Node
 
 PAGE = 64
 """Seats of one page; with fewer seats in all there are no pages."""
 _PAGED, _SHARED = "paged", "shared"
+_FEW_BYTES = 600
+"""Parameters of a round, as JSON, that stand on each page: it stays one small packet."""
 _BY_SEAT = ("tokens", "places")
 _DIGEST = 16
 
@@ -30,6 +33,7 @@ class Postings:
     def __init__(self, box: ControlStore) -> None:
         self._box = box
         self._keys: dict[str, None] = {}
+        self._pages = 0
 
     @property
     def keys(self) -> list[str]:
@@ -53,31 +57,42 @@ class Postings:
                     page[name][seat] = entry
             self._put_pages(key, pages)
             data[_PAGED] = True
+            self._pages = max(pages) + 1
         self.put(key, data)
 
     def order(self, number: int, order: Order) -> None:
-        """Post a round: each participant reads its own group, and the parameters only if it has
+        """Post a round: each participant reads its own groups, and large parameters only if it has
         one.
         """
         key, data = f"order/{number}", order.to_json()
-        groups = order.round.groups
-        if sum(map(len, groups)) > PAGE:
-            pages: dict[int, dict[str, Any]] = {}
-            for group in groups:
-                name = self._shared(group) if len(group) > PAGE else ""
-                members: dict[int, list[int]] = {}
-                for seat in group:
-                    members.setdefault(seat // PAGE, []).append(seat)
-                for number_of_page, here in members.items():
-                    page = pages.setdefault(number_of_page, {"groups": [], _SHARED: {}})
-                    if name:
-                        page[_SHARED][name] = here
-                    else:
-                        page["groups"].append(group)
+        if not self._pages:
+            self.put(key, data)
+            return
+        if len(json.dumps(data["params"])) > _FEW_BYTES:
             self.put(f"{key}/{_SHARED}", {"params": data["params"]})
-            self._put_pages(key, pages)
-            data |= {"groups": [], "params": {}, _PAGED: True}
-        self.put(key, data)
+            data["params"] = None
+        pages: list[dict[str, Any]] = [
+            {**data, "groups": [], _SHARED: {}} for _ in range(self._pages)
+        ]
+        for group in order.round.groups:
+            name = self._shared(group) if len(group) > PAGE else ""
+            members: dict[int, list[int]] = {}
+            for seat in group:
+                members.setdefault(seat // PAGE, []).append(seat)
+            for number_of_page, here in members.items():
+                page = pages[number_of_page]
+                if name:
+                    page[_SHARED][name] = here
+                else:
+                    page["groups"].append(group)
+        self._put_pages(key, dict(enumerate(pages)))
+
+    def finish(self, number: int, end: Finish) -> None:
+        """Post the end of the run, in place of an order."""
+        key = f"order/{number}"
+        self._put_pages(key, dict.fromkeys(range(self._pages), end.to_json()))
+        if not self._pages:
+            self.put(key, end.to_json())
 
     def _shared(self, group: Sequence[int]) -> str:
         """Key of a large group, which is posted once."""
@@ -92,26 +107,46 @@ class Postings:
             self.put(f"{key}/page/{number}", page)
 
 
-def whole(
-    box: ControlStore, key: str, data: Any, seat: int, known: MutableMapping[str, list[int]]
-) -> Any:
-    """A message of rank 0 with what its pages tell one seat; as it is, if it has no pages.
+def is_paged(data: Any) -> bool:
+    """Whether a message of rank 0 has pages, and so has every order that follows."""
+    return isinstance(data, dict) and data.get(_PAGED) is True
 
-    `known` are the large groups that this participant has read.
+
+def page_of(key: str, seat: int) -> str:
+    """Key of the page of a message that concerns one seat."""
+    return f"{key}/page/{seat // PAGE}"
+
+
+def whole(box: ControlStore, key: str, data: Any, seat: int) -> Any:
+    """The list of all seats, with what its pages tell one; as it is, if it has no pages.
 
     Raises:
         ValueError: a page is not what it should be.
         StoreLost: the store is gone.
     """
-    if not isinstance(data, dict) or data.get(_PAGED) is not True:
+    if not is_paged(data):
         return data
     data = {**{name: {} for name in _BY_SEAT}, **data}
     try:
-        page = Node(f"rank 0: {key}", box.get(f"{key}/page/{seat // PAGE}", 0.0))
+        page = Node(f"rank 0: {key}", box.get(page_of(key, seat), 0.0))
     except StoreTimeout:  # it tells nobody of this page anything
         return data
-    data |= {name: page.data[name] for name in _BY_SEAT if name in page.data}
-    if "groups" not in page.data:
+    return data | {name: page.data[name] for name in _BY_SEAT if name in page.data}
+
+
+def own_part(
+    box: ControlStore, key: str, data: Any, seat: int, known: MutableMapping[str, list[int]]
+) -> Any:
+    """The page of an order, as it concerns one seat: with its own groups, and the parameters.
+
+    `known` are the large groups that this participant has read.
+
+    Raises:
+        ValueError: it is not what it should be.
+        StoreLost: the store is gone.
+    """
+    page = Node(f"rank 0: {key}", data)
+    if _SHARED not in page.data:
         return data
     groups = [list(group) for group in page.many("groups", list) if seat in group]
     large = Node(page.path, page.get(_SHARED, dict))
@@ -122,6 +157,7 @@ def whole(
                 known[name] = list(group.many("group", int))
             groups.append(known[name])
     if not groups:
-        return data
-    more = Node(f"rank 0: {key}", box.get(f"{key}/{_SHARED}", OPERATION_S))
-    return {**data, "groups": groups, "params": more.get("params", dict)}
+        return {**data, "groups": [], "params": {}}
+    if page.data.get("params") is None:
+        page = Node(f"rank 0: {key}", box.get(f"{key}/{_SHARED}", OPERATION_S))
+    return {**data, "groups": groups, "params": page.get("params", dict)}

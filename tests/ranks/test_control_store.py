@@ -378,3 +378,55 @@ def test_a_port_that_the_job_could_not_have_is_taken_for_one_host_too() -> None:
         served.close()
     assert served.error is not None
     assert served.error.errno == errno.EADDRINUSE
+
+
+def test_one_of_a_crowd_hears_at_once_and_asks_hardly_ever(door: tuple[int, int]) -> None:
+    ours, theirs = connect(door[0]), connect(door[0])
+    theirs.crowd = 16_384
+    ticks: list[float] = []
+    posts = threading.Timer(0.5, lambda: ours.put("letter", "here"))
+    posts.start()
+    began = time.monotonic()
+    assert theirs.get("letter", 20.0, lambda: ticks.append(time.monotonic())) == "here"
+    assert 0.4 < time.monotonic() - began < 3.0
+    assert len(ticks) >= 2, "a waiting participant shows that it lives"
+    posts.join()
+
+
+def test_one_of_a_crowd_waits_no_longer_than_it_may(
+    door: tuple[int, int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    box = connect(door[0])
+    box.crowd = 1024
+    with pytest.raises(StoreTimeout):
+        box.get("nothing", 0.3)
+    assert box.wait(["nothing"], 0.0) == set()
+    box.put("letter", 1)
+    assert box.wait(["letter", "nothing"], 0.2) == {"letter"}
+    assert box.get("letter", 1.0) == 1
+    asked: list[bool] = []
+    box.wait(["nothing"], 20.0, leave=lambda: asked.append(True) or True)  # type: ignore[func-returns-value]
+    assert asked == [True]
+    assert not capfd.readouterr().err
+
+
+def test_one_of_a_crowd_notices_that_the_store_is_gone(door: tuple[int, int]) -> None:
+    box = connect(door[0])
+    box.crowd = 1024
+    threading.Timer(0.3, lambda: os.kill(door[1], signal.SIGKILL)).start()
+    began = time.monotonic()
+    with pytest.raises(StoreLost):
+        box.get("nothing", 20.0)
+    assert time.monotonic() - began < 5.0
+
+
+def test_where_torch_would_warn_of_waits_a_crowd_asks_less_often(
+    door: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "INFO")
+    box = connect(door[0])
+    box.crowd = 16_384
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    box.wait(["nothing"], 20.0, leave=lambda: len(pauses) > 40)
+    assert 2.0 < max(pauses) < 5.0

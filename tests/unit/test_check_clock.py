@@ -17,7 +17,7 @@ from nccl_doctor.api import Cluster, Context, Launch, Severity, Skip, Untested
 from nccl_doctor.checks import clock
 from nccl_doctor.checks.clock import Clock
 from nccl_doctor.checks.clock.clocks import clock_offsets
-from nccl_doctor.gather.control_store import RoundPeers
+from nccl_doctor.gather.round_peers import RoundPeers
 from nccl_doctor.model.job import Rendezvous
 from nccl_doctor.toolkit.c10d import keep_alive
 from tests.support.clusters import change_rank, make_cluster, outcome

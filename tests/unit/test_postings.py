@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from nccl_doctor.gather.control_store import StoreTimeout
-from nccl_doctor.gather.orders import HostPlaces, Order, Roster, order_from_json
-from nccl_doctor.gather.postings import PAGE, Postings, whole
+from nccl_doctor.gather.orders import Finish, HostPlaces, Order, Roster, order_from_json
+from nccl_doctor.gather.postings import PAGE, Postings, is_paged, own_part, page_of, whole
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.layout import HostPlace
 
@@ -33,13 +33,27 @@ class Letters:
         return json.loads(self.texts[key])
 
 
-def posted(box: Letters) -> Postings:
-    return Postings(box)  # type: ignore[arg-type]
+def posted(box: Letters, seats: int = 0) -> Postings:
+    """Postings of a run, of so many seats if its roster is posted already; its reading is free."""
+    postings = Postings(box)  # type: ignore[arg-type]
+    if seats:
+        postings.seats("roster", Roster({s: str(s) for s in range(seats)}, "run", "gloo", 5.0))
+    return postings
 
 
-def read(box: Letters, key: str, seat: int, known: dict[str, list[int]] | None = None) -> Any:
-    known = {} if known is None else known
-    return whole(box, key, box.get(key, 0.0), seat, known)  # type: ignore[arg-type]
+def read(box: Letters, key: str, seat: int) -> Any:
+    return whole(box, key, box.get(key, 0.0), seat)  # type: ignore[arg-type]
+
+
+def read_order(
+    box: Letters, number: int, seat: int, known: dict[str, list[int]] | None = None
+) -> Any:
+    """An order as a participant reads it that has read the roster."""
+    key, known = f"order/{number}", {} if known is None else known
+    if not is_paged(json.loads(box.texts["roster"])):
+        return box.get(key, 0.0)
+    page = box.get(page_of(key, seat), 0.0)
+    return own_part(box, key, page, seat, known)  # type: ignore[arg-type]
 
 
 def order(groups: Sequence[Sequence[int]], **params: Any) -> Order:
@@ -47,7 +61,7 @@ def order(groups: Sequence[Sequence[int]], **params: Any) -> Order:
 
 
 def told(box: Letters, number: int, seat: int) -> Order:
-    found = order_from_json(read(box, f"order/{number}", seat))
+    found = order_from_json(read_order(box, number, seat))
     assert isinstance(found, Order)
     return found
 
@@ -98,7 +112,7 @@ def test_each_seat_learns_its_own_group_and_no_other(size: int) -> None:
     seats = random.Random(size).sample(range(1000), 700)
     groups = [seats[at : at + size] for at in range(0, len(seats), size)]
     box = Letters()
-    posted(box).order(4, order(groups, depth=2))
+    posted(box, 1000).order(4, order(groups, depth=2))
     for group in groups:
         for seat in group[:3]:
             assert told(box, 4, seat).round == Round("all", (tuple(group),), 5.0, {"depth": 2})
@@ -108,14 +122,14 @@ def test_each_seat_learns_its_own_group_and_no_other(size: int) -> None:
 
 def test_a_large_group_is_read_once_in_a_run() -> None:
     box, known = Letters(), dict[str, list[int]]()
-    postings = posted(box)
+    postings = posted(box, 4096)
     world = random.Random(1).sample(range(4096), 4096)
     for number in range(10):
         postings.order(number, order([world]))
-    first = read(box, "order/0", 7, known)
+    first = read_order(box, 0, 7, known)
     before = box.read
     for number in range(1, 10):
-        assert read(box, f"order/{number}", 7, known)["groups"] == first["groups"] == [world]
+        assert read_order(box, number, 7, known)["groups"] == first["groups"] == [world]
     assert before > 4096 * 4
     assert box.read - before < 9 * 600
 
@@ -123,7 +137,7 @@ def test_a_large_group_is_read_once_in_a_run() -> None:
 def test_pairs_of_many_cost_each_reader_a_page() -> None:
     box = Letters()
     pairs = [(seat, 4095 - seat) for seat in range(2048)]
-    posted(box).order(0, order(pairs))
+    posted(box, 4096).order(0, order(pairs))
     for seat in range(0, 4096, 64):
         told(box, 0, seat)
     assert box.read / 64 < 2500
@@ -132,10 +146,30 @@ def test_pairs_of_many_cost_each_reader_a_page() -> None:
 def test_who_has_no_group_does_not_read_the_parameters() -> None:
     box = Letters()
     hosts = list(range(0, 8192, 8))
-    posted(box).order(0, order([hosts], addresses=["192.168.77.1"] * 1024))
+    posted(box, 8192).order(0, order([hosts], addresses=["192.168.77.1"] * 1024))
     told(box, 0, 1)
     assert box.read < 500
     assert len(told(box, 0, 8).round.params["addresses"]) == 1024
+
+
+def test_an_order_is_one_message_for_each() -> None:
+    box, known = Letters(), dict[str, list[int]]()
+    posted(box, 1000).order(0, order([range(1000)], depth=2))
+    read_order(box, 0, 5, known)
+    gets: list[str] = []
+    found = box.get
+    box.get = lambda key, timeout_s: gets.append(key) or found(key, timeout_s)  # type: ignore
+    assert read_order(box, 0, 5, known)["params"] == {"depth": 2}
+    assert gets == ["order/0/page/0"]
+
+
+@pytest.mark.parametrize("seats", [3, 1000])
+def test_each_reads_the_end(seats: int) -> None:
+    box = Letters()
+    end = Finish(1, "fail", 2, "nd0")
+    posted(box, seats).finish(7, end)
+    for seat in (0, seats - 1):
+        assert order_from_json(read_order(box, 7, seat)) == end
 
 
 @pytest.mark.parametrize(
@@ -144,7 +178,7 @@ def test_who_has_no_group_does_not_read_the_parameters() -> None:
 )
 def test_a_page_that_is_none_names_rank_0(page: Any) -> None:
     box = Letters()
-    posted(box).order(0, order([range(100)]))
+    posted(box, 100).order(0, order([range(100)]))
     box.put("order/0/page/0", page)
     with pytest.raises(ValueError, match="rank 0"):
-        read(box, "order/0", 5)
+        order_from_json(read_order(box, 0, 5))

@@ -125,6 +125,7 @@ class Cast:
         run = replace(self._base, launch=self._record.launch(rank))
         store = ControlStore("127.0.0.1", PORT, timeout_s=60.0, prefix=MEETING)
         self._kept.append(store)
+        store.crowd = self._plan.ranks
         run_id = opened(store, run.left())
         box = store.beside(prefix_of(run_id), seal_of(None, run_id))
         run.seat = box.add("seats", 1) - 1
@@ -141,7 +142,7 @@ def together(facts: Facts) -> Facts:
 class Direct:
     """In place of a connection's own thread: here each participant has one already."""
 
-    def call(self, function: Any, timeout_s: float) -> Any:
+    def call(self, function: Any, timeout_s: float, tick: Any = None) -> Any:
         """Result of the function, in this thread."""
         try:
             return function()

@@ -1,0 +1,59 @@
+"""Messages between the participants of one round, over the store of the run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection
+from typing import Any
+
+from nccl_doctor.gather.control_store import OPERATION_S, ControlStore
+from nccl_doctor.gather.envelope import OPEN, BadMessage, Seal
+
+
+class RoundPeers:
+    """The `Peers` of one round: connects on first use, in the probe child itself."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        prefix: str,
+        group: tuple[int, ...],
+        seat: int,
+        *,
+        seal: Seal = OPEN,
+    ) -> None:
+        self._address = (host, port)
+        self._seal = seal
+        self._prefix, self._group, self._seat = prefix, group, seat
+        self._opened: ControlStore | None = None
+
+    @property
+    def _box(self) -> ControlStore:
+        if self._opened is None:
+            host, port = self._address
+            self._opened = ControlStore(
+                host, port, timeout_s=OPERATION_S, prefix=self._prefix, seal=self._seal
+            )
+        return self._opened
+
+    def post(self, tag: str, value: Any) -> None:
+        """See `api.Peers`."""
+        self._box.put(f"{tag}/{self._seat}", value)
+
+    def collect(
+        self, tag: str, timeout_s: float, of: Collection[int] | None = None
+    ) -> dict[int, Any]:
+        """See `api.Peers`."""
+        keys = {f"{tag}/{seat}": seat for seat in (self._group if of is None else of)}
+        there = self._box.wait(keys, timeout_s)
+        told = {}
+        for key, seat in keys.items():
+            if key in there:
+                with contextlib.suppress(BadMessage):  # as if it had said nothing
+                    told[seat] = self._box.get(key, OPERATION_S)
+        return told
+
+    def store(self) -> Any:
+        """See `api.Peers`."""
+        return self._box.raw("process-group")
