@@ -35,6 +35,7 @@ now, as later there may be no file to be had."""
 _MAGIC = b"nccl-doctor "
 _HEADER_MAX = 400
 _TEXT_MAX = 64
+_HOLD_OTHERS = (dict, list)
 
 
 class BadMessage(ValueError):
@@ -156,13 +157,13 @@ def _parsed(text: bytes) -> Any:
         raise BadMessage("it is nested too deeply") from error
     except ValueError as error:
         raise BadMessage("it is not JSON") from error
-    level = [value]
+    level = [value] if type(value) in _HOLD_OTHERS else []
     for _ in range(DEEPEST):
         level = [
             inner
             for outer in level
-            if isinstance(outer, (dict, list))
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) in _HOLD_OTHERS
         ]
         if not level:
             return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from nccl_doctor.gather.refusals import Refusals
 from nccl_doctor.gather.sign_in import SignIn
@@ -18,6 +18,15 @@ from nccl_doctor.model.layout import Layout
 from nccl_doctor.model.options import Options
 
 _NEVER = 1 << 62
+
+
+@dataclass(frozen=True)
+class _Parted:
+    """Facts of one participant: of its host, and its own; and its last step."""
+
+    of_host: Facts
+    of_rank: Facts
+    last_breadcrumb: str | None
 
 
 class EvidenceLog:
@@ -50,6 +59,8 @@ class EvidenceLog:
         self._changes: Counter[str] = Counter()
         """Outcomes that were recorded for each check; and, below no name, all other changes."""
         self._made: tuple[Hashable, Cluster] | None = None
+        self._parted: dict[int, _Parted] = {}
+        """Facts of those of whom nothing new came since a cluster was made."""
 
     @property
     def seats(self) -> tuple[int, ...]:
@@ -78,6 +89,7 @@ class EvidenceLog:
         if seat is None:
             return None
         self._changes[""] += 1
+        self._parted.pop(seat, None)
         del self._signed_in_s[seat]
         self._facts.pop(seat, None)
         gone = self._signed_in.pop(seat)
@@ -111,6 +123,7 @@ class EvidenceLog:
         self._host_came_s.setdefault(who.host, after_s)
         start = who.host_key, launch.rank
         self._starts[start] = min(launch.restart_count, self._starts.get(start, _NEVER))
+        self._parted.pop(seat, None)
         for check, rounds in who.facts.items():
             self._facts[seat].setdefault(check, {}).update(rounds)
 
@@ -137,6 +150,7 @@ class EvidenceLog:
     def record(self, seat: int, check: str, round_name: str, outcome: Outcome) -> None:
         """Take one outcome."""
         if not self._closed:
+            self._parted.pop(seat, None)
             self._facts[seat].setdefault(check, {})[round_name] = outcome
             self._changes[check] += 1
 
@@ -226,24 +240,24 @@ class EvidenceLog:
     def _make(self, options: Options, backend: str, *, complete: bool) -> Cluster:
         hosts: dict[Hashable, Host] = {}
         facts_of: dict[Hashable, dict[str, dict[str, Outcome]]] = defaultdict(dict)
-        for seat, who in sorted(self._signed_in.items(), key=_by_local_rank):
-            for check, rounds in self._facts[seat].items():
-                if self._scopes.get(check) is Scope.HOST:
-                    facts_of[who.host].setdefault(check, {}).update(rounds)
+        place = {seat: who.host for seat, who in self._signed_in.items()}
+        for seat, _ in sorted(self._signed_in.items(), key=_by_local_rank):
+            for check, rounds in self._facts_in_parts(seat).of_host.items():
+                facts_of[place[seat]].setdefault(check, {}).update(rounds)
         in_order = sorted(self._signed_in.items(), key=_by_rank)
         for seat, who in in_order:
-            if who.host not in hosts:
-                hosts[who.host] = Host(
+            if place[seat] not in hosts:
+                hosts[place[seat]] = Host(
                     id=len(hosts),
                     name=who.host_name,
                     node_rank=who.launch.node_rank,
                     reported=True,
                     addresses=who.addresses,
-                    facts=facts_of[who.host],
+                    facts=facts_of[place[seat]],
                     joined=complete and seat not in self._late,
                     key=_digest(who.host_key),
                 )
-        ranks = [self._rank(seat, who, hosts[who.host]) for seat, who in in_order]
+        ranks = [self._rank(seat, who, hosts[place[seat]]) for seat, who in in_order]
         absent_hosts: tuple[Host, ...] = ()
         if complete:
             absent_hosts, absent = self._absent(tuple(hosts.values()))
@@ -273,7 +287,7 @@ class EvidenceLog:
         return self._launch.nnodes or here
 
     def _rank(self, seat: int, who: SignIn, host: Host) -> Rank:
-        facts = self._facts[seat]
+        parts = self._facts_in_parts(seat)
         return Rank(
             seat=seat,
             rank=who.launch.rank,
@@ -286,10 +300,19 @@ class EvidenceLog:
             backend=who.backend,
             pid=who.pid,
             signed_in_s=round(self._signed_in_s[seat], 3),
-            last_breadcrumb=_last_breadcrumb(facts),
+            last_breadcrumb=parts.last_breadcrumb,
             joining=who.joining,
-            facts={c: r for c, r in facts.items() if self._scopes.get(c) is not Scope.HOST},
+            facts=parts.of_rank,
         )
+
+    def _facts_in_parts(self, seat: int) -> _Parted:
+        """Facts of a participant, sorted; once for all clusters until there is more."""
+        if seat not in self._parted:
+            facts = self._facts[seat]
+            of_host = {c: r for c, r in facts.items() if self._scopes.get(c) is Scope.HOST}
+            of_rank = {c: r for c, r in facts.items() if c not in of_host}
+            self._parted[seat] = _Parted(of_host, of_rank, _last_breadcrumb(facts))
+        return self._parted[seat]
 
     def _absent(self, hosts: tuple[Host, ...]) -> tuple[tuple[Host, ...], list[Rank]]:
         """Expected ranks that did not sign in, and the hosts where they would run.
@@ -354,12 +377,13 @@ def _by_local_rank(item: tuple[int, SignIn]) -> tuple[int, int]:
 
 def _last_breadcrumb(facts: Facts) -> str | None:
     """The last step of the last outcome that did not end well, else of the last at all."""
-    steps = [
-        (outcome.status is not OutcomeStatus.OK, outcome.last_step)
-        for rounds in facts.values()
-        for outcome in rounds.values()
-        if outcome.breadcrumbs
-    ]
-    bad = [step for is_bad, step in steps if is_bad]
-    chosen = bad or [step for _, step in steps]
-    return chosen[-1] if chosen else None
+    last: Outcome | None = None
+    for rounds in facts.values():
+        for outcome in rounds.values():
+            if outcome.breadcrumbs and (
+                last is None
+                or last.status is OutcomeStatus.OK
+                or outcome.status is not OutcomeStatus.OK
+            ):
+                last = outcome
+    return last.last_step if last else None

@@ -6,7 +6,8 @@ A launcher has laid the ranks out already; then only ranks are awaited.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from nccl_doctor import __version__
 from nccl_doctor.gather.board import Phase
@@ -28,6 +29,7 @@ from nccl_doctor.gather.rows import rows_of_sign_in
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.second_look import WITNESSES
 from nccl_doctor.gather.sign_in import SIGN_IN_MAX, Claimant, SignIn
+from nccl_doctor.launch import identity
 from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import (
     Claim,
@@ -74,6 +76,7 @@ class Join:
         self._open = True
         """Whether no place has been given for good yet."""
         self._refused = (0, 0.0)
+        self._is_near = identity.is_this_host(box.host)
         self.cut_short = False
         """Whether the time of the run ended it: who is missing then was not waited for."""
         self._size = grown((run.launch.nnodes or 1, 1), run.launch)
@@ -200,6 +203,7 @@ class Join:
         """Take sign-ins until all have come, or the time is over; returns whether they came."""
         began, pause = time.monotonic(), FIRST_PAUSE_S
         while True:
+            looked = time.monotonic()
             self._admit()
             self._deaths.look()
             self._doubts.answer()
@@ -209,7 +213,9 @@ class Join:
                 return True
             doing = f"waiting for {self._evidence.not_here()}"
             self._run.progress.say(doing, Phase.SIGN_IN, until)
-            time.sleep(min(pause, max(0.0, until - time.monotonic())))
+            # With thousands, a look takes longer than the pause.
+            rest = max(pause, time.monotonic() - looked)
+            time.sleep(min(rest, max(0.0, until - time.monotonic())))
             pause = next_pause(pause, time.monotonic() - began)
 
     def _admit(self) -> None:
@@ -222,10 +228,12 @@ class Join:
                 evidence.knows(seat) or refusals.knows(f"seat/{seat}") or seat in self._restarted
             )
         }
-        for key in self._box.wait(awaited, 0.0) if awaited else ():
+        there = self._box.wait(awaited, 0.0) if awaited else set()
+        short = self._box.short(there, SIGN_IN_MAX) if there and self._is_near else {}
+        for key in there:
             seat, data = awaited[key], None
             try:
-                data = self._box.get(key, OPERATION_S, largest=SIGN_IN_MAX)
+                data = self._read(key, short)
                 who = SignIn.from_json(seat, data)
                 if evidence.has_been(who):
                     self._restarted.add(seat)
@@ -244,6 +252,13 @@ class Join:
                 evidence.sign_in(seat, who, time.monotonic() - self._opened)
                 if (version := self._box.versions[key]) != __version__:
                     refusals.version(key, version, evidence.place(seat))
+
+    def _read(self, key: str, short: Mapping[str, Any]) -> Any:
+        """A sign-in; `short` are those that were read already."""
+        data = short.get(key)
+        if isinstance(data, BadMessage):
+            raise data
+        return data or self._box.get(key, OPERATION_S, largest=SIGN_IN_MAX)
 
     def _seats(self) -> int:
         """Number of seats that were given out, bounded: anybody can change it."""

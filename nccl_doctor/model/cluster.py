@@ -119,7 +119,7 @@ class Outcome:
             signal=_text(data, "signal") or None,
             duration_s=data.get("duration_s", 0.0),
             group=_number(data, "group"),
-            extra={key: data[key] for key in data if key not in cls.__dataclass_fields__},
+            extra={key: data[key] for key in data.keys() - cls.__dataclass_fields__.keys()},
         )
 
 

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from nccl_doctor.model.folding import BUT, EACH, FORMS, LITERAL, NOT, ROWS, SAME, pointer
@@ -51,22 +52,26 @@ class _Hole:
     """Place where each value has its own."""
 
 
-@dataclass(frozen=True)
 class _Constant:
-    value: Any
+    """Place where all have the same value; `text` is that value as JSON, made once."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.text = compact(value)
 
 
 @dataclass(frozen=True)
 class _Branch:
-    """Object or list that holds such places; `keys` of a list are its indices."""
+    """Object or list (`kind`) that holds such places; `keys` of a list are its indices."""
 
     keys: tuple[Any, ...]
     plans: tuple[Any, ...]
-    kind: type
+    kind: Any
 
-    def is_of(self, value: Any) -> bool:
-        """True for a value of the same type."""
-        return type(value) is self.kind
+    @cached_property
+    def inside(self) -> tuple[tuple[Any, Any], ...]:
+        """(key, plan) of each."""
+        return tuple(zip(self.keys, self.plans, strict=True))
 
 
 _HOLE = _Hole()
@@ -224,16 +229,20 @@ def _constants(plan: _Plan) -> Iterator[Any]:
 
 def _take(plan: _Plan, value: Any, each: list[Any], rest: list[Any]) -> bool:
     """Part a value by the plan, into its own values and the rest; False if it has another shape."""
-    if isinstance(plan, _Branch):
-        if not plan.is_of(value) or len(value) != len(plan.keys):
+    if type(plan) is not _Branch:
+        (each if plan is _HOLE else rest).append(value)
+        return True
+    if type(value) is not plan.kind or len(value) != len(plan.keys):
+        return False
+    is_list = plan.kind is list
+    for key, inner in plan.inside:
+        if not (is_list or key in value):
             return False
-        for key, inner in zip(plan.keys, plan.plans, strict=True):
-            if plan.kind is dict and key not in value:
-                return False
+        if type(inner) is _Branch:
             if not _take(inner, value[key], each, rest):
                 return False
-    else:
-        (each if plan is _HOLE else rest).append(value)
+        else:  # here, as a call for each of hundreds took most of the time
+            (each if inner is _HOLE else rest).append(value[key])
     return True
 
 
@@ -242,14 +251,17 @@ def _compare(plan: _Plan, value: Any, path: Path, own: _Own) -> None:
     if isinstance(plan, _Hole):
         own.each.append(value)
     elif isinstance(plan, _Constant):
-        _compare_constant(plan.value, value, path, own)
-    elif not plan.is_of(value) or (plan.kind is list and len(value) != len(plan.keys)):
+        _compare_constant(plan.value, plan.text, value, path, own)
+    elif type(value) is not plan.kind or (plan.kind is list and len(value) != len(plan.keys)):
         own.each += [None for _ in _holes(plan)]
         own.but[pointer(path)] = value
     else:
-        for key, inner in zip(plan.keys, plan.plans, strict=True):
+        for key, inner in plan.inside:
             if plan.kind is list or key in value:
-                _compare(inner, value[key], (*path, key), own)
+                if inner is _HOLE:
+                    own.each.append(value[key])
+                elif type(inner) is _Branch or not _is_text(inner, value[key]):
+                    _compare(inner, value[key], (*path, key), own)
             else:
                 own.each += [None for _ in _holes(inner)]
                 own.lacks.append(pointer((*path, key)))
@@ -258,15 +270,20 @@ def _compare(plan: _Plan, value: Any, path: Path, own: _Own) -> None:
                 own.but[pointer((*path, key))] = value[key]
 
 
-def _compare_constant(here: Any, value: Any, path: Path, own: _Own) -> None:
-    if compact(here) == compact(value):
+def _is_text(constant: _Constant, value: Any) -> bool:
+    """True if a value is the same text, which needs no JSON to be seen."""
+    return type(value) is str and type(constant.value) is str and value == constant.value
+
+
+def _compare_constant(here: Any, text: str, value: Any, path: Path, own: _Own) -> None:
+    if text == compact(value):
         return
     if type(here) is not dict or type(value) is not dict or len(path) > _DEEPEST:
         own.but[pointer(path)] = value
         return
     for key in here:
         if key in value:
-            _compare_constant(here[key], value[key], (*path, key), own)
+            _compare_constant(here[key], compact(here[key]), value[key], (*path, key), own)
         else:
             own.lacks.append(pointer((*path, key)))
     for key in sorted(value.keys() - here.keys()):
