@@ -32,6 +32,9 @@ DEEPEST = 40
 FAMILIAR = files("nccl_doctor.gather").joinpath("familiar.json").read_bytes()
 """Words of most messages, for zlib, which looks back to them. They are part of the protocol; read
 now, as later there may be no file to be had."""
+_PACKER = zlib.compressobj(6, zdict=FAMILIAR)
+"""Copied for each message, as to learn these words anew takes longer than to pack most of them. At
+level 9 a message is a tenth smaller, and takes four times as long."""
 _MAGIC = b"nccl-doctor "
 _HEADER_MAX = 400
 _TEXT_MAX = 64
@@ -87,7 +90,7 @@ def wrap(key: str, value: Any, seal: Seal = OPEN, largest: int = LARGEST) -> byt
     text = json.dumps(value).encode()
     if len(text) > largest:
         raise ValueError(f"{key}: {len(text)} bytes is more than {largest}")
-    packer = zlib.compressobj(9, zdict=FAMILIAR)
+    packer = _PACKER.copy()
     payload = packer.compress(text) + packer.flush()
     header: dict[str, Any] = {"protocol": PROTOCOL, "version": __version__}
     if (mac := seal.mac(key, __version__, payload)) is not None:

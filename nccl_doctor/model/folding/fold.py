@@ -7,7 +7,6 @@ values need never be there all at once. Nothing is lost: what does not fit stand
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 from nccl_doctor.model.folding import BUT, EACH, FORMS, LITERAL, NOT, ROWS, SAME, pointer
 from nccl_doctor.model.folding.plain import compact
+from nccl_doctor.model.folding.sample import DEEPEST, by_shape, some_of
 
 Json = dict[str, Any]
 Path = tuple[str | int, ...]
@@ -27,8 +27,6 @@ _LEARN_FROM = 16
 """Values of one template that are looked at in detail."""
 _MOST_TEMPLATES = 16
 """Templates of one kind of value: clusters have few kinds of hosts."""
-_DEEPEST = 14
-"""Levels within a value that are looked at."""
 _POINTER_COST = 40
 """About the bytes of a pointer to a place that is not as in the template."""
 _REFERENCE_COST = 32
@@ -37,10 +35,10 @@ _TABLE_ROW = 60
 """Bytes of an entry of a table from which on it is worth a template."""
 _STRANGE = 1.3
 """Times as much of its own as others have, beyond which a value has another template."""
+_NEAR = 2
+"""Places that are not as in a template, up to which no other template is tried."""
 _PAYS = 0.6
 """Share of a value's bytes that it may have of its own, or else it stands in full."""
-
-_GOLDEN = (math.sqrt(5) - 1) / 2
 
 _FORM = re.compile("|".join(f'"{re.escape(key)}":' for key in sorted(FORMS)))
 """A key of a folded value, in JSON on one line."""
@@ -89,7 +87,7 @@ def _learned(values: Sequence[Any], depth: int = 0) -> tuple[_Plan, int]:
     if number * 2 > len(values):
         odd = sum(len(text) + _POINTER_COST for text in texts if text != most)
         best = _cheaper(best, (_Constant(values[texts.index(most)]), odd))
-    if depth < _DEEPEST:
+    if depth < DEEPEST:
         best = _cheaper(best, _branch(values, texts, depth))
     return best
 
@@ -161,6 +159,11 @@ class _Own:
     lacks: list[str] = field(default_factory=list)
 
     @property
+    def is_near(self) -> bool:
+        """True if the value is hardly unlike its template."""
+        return len(self.but) + len(self.lacks) <= _NEAR
+
+    @property
     def size(self) -> int:
         """About its bytes."""
         return len(compact([self.each, self.but, self.lacks]))
@@ -175,7 +178,8 @@ class _Template:
         value = _shown(plan)
         self.content = {"value": value, "each": [pointer(path) for path in holes]}
         self.name = hashlib.sha256(compact(self.content).encode()).hexdigest()[:10]
-        self.saves = len(compact(value)) - _REFERENCE_COST - 5 * len(holes)
+        self.size = len(compact(value))
+        self.saves = self.size - _REFERENCE_COST - 5 * len(holes)
         self._constants = compact(list(_constants(plan)))
         columns = [self.own(value).each for value in sample]
         self._tables = [
@@ -193,8 +197,10 @@ class _Template:
     def own(self, value: Any) -> _Own:
         """A value without what this template says of it."""
         each = self.exactly(value)
-        if each is not None:
-            return _Own(each)
+        return self.unlike(value) if each is None else _Own(each)
+
+    def unlike(self, value: Any) -> _Own:
+        """The same of a value that is not exactly like it."""
         own = _Own()
         _compare(self._plan, value, (), own)
         return own
@@ -278,7 +284,7 @@ def _is_text(constant: _Constant, value: Any) -> bool:
 def _compare_constant(here: Any, text: str, value: Any, path: Path, own: _Own) -> None:
     if text == compact(value):
         return
-    if type(here) is not dict or type(value) is not dict or len(path) > _DEEPEST:
+    if type(here) is not dict or type(value) is not dict or len(path) > DEEPEST:
         own.but[pointer(path)] = value
         return
     for key in here:
@@ -315,7 +321,7 @@ class Folder:
         left = [each for each in some_of(sample, SAMPLE) if _may_be_shared(each)]
         if rows and sum(len(compact(each)) for each in left) < _TABLE_ROW * len(left):
             return
-        kinds = _by_shape(left)
+        kinds = by_shape(left)
         while sum(map(len, kinds)) > 1 and len(self._templates) < _MOST_TEMPLATES:
             most = max(kinds, key=len)
             alike = most if len(most) > 1 else [each for kind in kinds for each in kind]
@@ -338,7 +344,11 @@ class Folder:
         owns = [(_Own(each), made) for each, made in found if each is not None]
         if len(owns) == 1:
             return owns[0][1].folded(owns[0][0])
-        owns = owns or [(made.own(value), made) for made in self._templates]
+        for made in self._templates if not owns else ():
+            own = made.unlike(value)
+            if own.is_near and own.size < _PAYS * made.size:
+                return made.folded(own)  # the others are hardly nearer
+            owns.append((own, made))
         if owns and isinstance(value, (dict, list)):
             own, template = min(owns, key=lambda each: each[0].size)
             if own.size < _PAYS * len(compact(value)):
@@ -389,27 +399,3 @@ def _only_template(row: Any) -> str:
 def _may_be_shared(value: Any) -> bool:
     """A template has no key that looks like one of a folded value: readers take it for a cycle."""
     return isinstance(value, (dict, list)) and bool(value) and not _FORM.search(compact(value))
-
-
-def some_of(values: Sequence[Any], number: int) -> Sequence[Any]:
-    """So many of the values, in steps without a period: ranks repeat on each host."""
-    if len(values) <= number:
-        return values
-    places = {int(i * _GOLDEN % 1 * len(values)) for i in range(number)}
-    return [values[place] for place in sorted(places)]
-
-
-def _by_shape(values: Sequence[Any]) -> list[list[Any]]:
-    """The values, those of one shape together: with the same keys, and lists of the same length."""
-    kinds: dict[int, list[Any]] = {}
-    for value in values:
-        kinds.setdefault(hash(_shape(value)), []).append(value)
-    return list(kinds.values())
-
-
-def _shape(value: Any, depth: int = 0) -> Any:
-    if depth > _DEEPEST or not isinstance(value, (dict, list)):
-        return None
-    if isinstance(value, dict):
-        return tuple((key, _shape(each, depth + 1)) for key, each in value.items())
-    return tuple(_shape(each, depth + 1) for each in value)

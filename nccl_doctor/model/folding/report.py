@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-from nccl_doctor.model.folding.fold import SAMPLE, Folder, Json, some_of
+from nccl_doctor.model.folding.fold import SAMPLE, Folder, Json
 from nccl_doctor.model.folding.plain import plain
+from nccl_doctor.model.folding.sample import some_of
 from nccl_doctor.model.folding.unfold import Unfolder
 from nccl_doctor.model.json_node import Node
 
