@@ -18,6 +18,7 @@ import itertools
 import json
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -43,6 +44,8 @@ _PLAYED = 2048
 """Most participants of one process."""
 _MB = 1e-6
 _PATIENT = ("--join-timeout", "120", "--timeout", "300", "--collective-timeout", "60")
+_ROUND = re.compile(r"[a-z_]+: ")
+"""Begin of a step in which a round is held."""
 _TITLES = {
     "healthy": "healthy",
     "silent": "one host never comes",
@@ -120,6 +123,27 @@ class Row:
             f"{self.received * _MB:,.1f}",
             f"{self.told * _MB:,.1f}",
         )
+
+
+PARTS = ("sign-in", "rounds", "judging", "writing", "leaving")
+"""Parts of a run on rank 0, in their order."""
+_BEGINS = {"judging": "judging", "writing the report": "writing"}
+
+
+def parts_of(head: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """Part → seconds, and those of the processor, of rank 0."""
+    found = dict.fromkeys(PARTS, (0.0, 0.0))
+    end = (head["left_s"], head["left_cpu_s"], "")
+    part = "sign-in"
+    for (at, cpu, what), (until, cpu_until, _) in itertools.pairwise([*head["steps"], end]):
+        part = _BEGINS.get(what, "rounds" if _ROUND.match(what) else part)
+        wall, used = found[part]
+        found[part] = (wall + until - at, used + cpu_until - cpu)
+    wall, used = found["writing"]
+    left = head["left_s"] - head["verdict_s"]
+    left_cpu = head["left_cpu_s"] - head["verdict_cpu_s"]
+    found["writing"], found["leaving"] = (wall - left, used - left_cpu), (left, left_cpu)
+    return found
 
 
 HEAD = (
@@ -207,6 +231,19 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def parts_table(rows: Sequence[Row]) -> str:
+    """What each part of the healthy runs cost rank 0, as a table of Markdown."""
+    head = ("ranks", "rounds", *(f"{part}, s (CPU s)" for part in PARTS))
+    lines = [head, ("---",) * len(head)]
+    for row in rows:
+        if row.plan.case == "healthy":
+            rounds = {what.split(" (")[0].split(",")[0] for _, _, what in row.head["steps"]}
+            count = sum(_ROUND.match(each) is not None for each in rounds)
+            cells = (f"{wall:.1f} ({used:.1f})" for wall, used in parts_of(row.head).values())
+            lines.append((f"{row.plan.ranks:,}", str(count), *cells))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def missed(rows: Sequence[Row]) -> list[str]:
     """The bars that are not met, one line each."""
     found = []
@@ -268,7 +305,7 @@ def page(rows: Sequence[Row], problems: Sequence[str]) -> str:
         if not problems
         else "Not met:\n\n" + "\n".join(f"- {problem}" for problem in problems)
     )
-    return _PAGE.format(table=table(rows), bars=bars, cores=os.cpu_count())
+    return _PAGE.format(table=table(rows), parts=parts_table(rows), bars=bars, cores=os.cpu_count())
 
 
 _PAGE = """\
@@ -297,6 +334,20 @@ named with its place, and nothing else.
 *MB received* and *MB sent* are those of the store's host, from and to all others.
 
 {bars}
+
+## What costs rank 0 most
+
+{parts}
+
+*Sign-in* is from its end of looking at its own host to the list of all seats; *rounds* are orders,
+reading the letters of all, and planning and judging between them.
+
+Each rank speaks for itself, in a star over one store; no host speaks for its ranks.
+What that costs rank 0 beyond one letter for each host is the reading of a letter, about 0.1 ms.
+Most of a round is not reading, and most of a run is no round:
+the facts of each rank have to be checked, judged and written, whoever brings them.
+From 128 ranks on, each lets the store wait for its next order, and is told of it at once;
+an order is one message for each participant.
 """
 
 

@@ -26,8 +26,10 @@ GUN = "go"
 """File in the folder of a run: once it is there, all start."""
 SEATS = "seats"
 """File with the rank of each seat, one more than that, as 32 bits each."""
-JOIN_S = 10.0
-"""Time limit of the sign-in where somebody does not come."""
+_JOIN_S, _JOINS_A_SECOND = 10.0, 200
+"""Least time limit of the sign-in where somebody does not come; and the ranks that sign in within
+a second even where a few processors play them all.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ class Plan:
     def ranks(self) -> int:
         """Ranks of all hosts."""
         return self.hosts * self.per_host
+
+    @property
+    def join_s(self) -> float:
+        """Time limit of the sign-in where somebody does not come."""
+        return max(_JOIN_S, self.ranks / _JOINS_A_SECOND)
 
     @classmethod
     def of(cls, ranks: int, per_host: int, case: str, folder: Path) -> Plan:
