@@ -75,7 +75,8 @@ class Follower:
                 leave(self._run, self._box)
                 return order
             self._run.put_off(order.more_s)
-            if any(self._run.seat in group for group in order.round.groups):
+            groups = order.round.groups  # on a page, of this seat only
+            if groups if self._paged else any(self._run.seat in group for group in groups):
                 outcome = self._take_part_in(order.check, order.round, number)
                 self._box.put(f"evidence/{number}/{self._run.seat}", outcome.to_json())
             patience = order.next_s

@@ -88,6 +88,8 @@ class Node:
     def many(self, key: str, what: type[T]) -> tuple[T, ...]:
         """A list of plain values of one type; absence is the empty one."""
         items: Sequence[Any] = self.get(key, list, [])
+        if all(type(item) is what for item in items):  # as almost always; a group has thousands
+            return tuple(items)
         return tuple(Node(self.path, {f"{key}[]": item}).get(f"{key}[]", what) for item in items)
 
     def beyond(self, known: Container[str]) -> dict[str, Any]:

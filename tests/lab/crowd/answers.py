@@ -65,9 +65,11 @@ class Answers:
         )
         if outcome is None:
             return Outcome(OutcomeStatus.OK, duration_s=0.01)
-        group = next((group for group in round_.groups if seat in group), ())
         table = _WITH_PARTNERS.get(check)
-        if table and outcome.facts.get(table):
+        if check != "clock" and not (table and outcome.facts.get(table)):
+            return outcome
+        group = next((group for group in round_.groups if seat in group), ())
+        if table:
             met = self._met(round_, group)
             made = {
                 str(other): self._entry(check, outcome.facts[table], (seat, other), met)

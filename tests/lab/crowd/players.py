@@ -36,6 +36,7 @@ from tests.lab.crowd.record import Record
 from tests.lab.crowd.tally import bytes_of, cpu_of
 
 _STACK = 256 << 10
+_READ_S = 60.0
 _SWITCH_S = 0.2
 """With hundreds of threads, those that wait for their turn would else do nothing but look whether
 it has come.
@@ -48,6 +49,27 @@ class Letter(dict[str, Any]):
     def __init__(self, value: Mapping[str, Any]) -> None:
         super().__init__()
         self.data = control_store.wrap("", value)
+
+
+class Once(dict[str, list[int]]):
+    """Large groups that were read, by all of them: who asks while one reads it waits for that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._reads: dict[str, threading.Event] = {}
+
+    def __contains__(self, name: object) -> bool:
+        with self._lock:
+            if super().__contains__(name) or str(name) not in self._reads:
+                self._reads.setdefault(str(name), threading.Event())
+                return super().__contains__(name)
+        self._reads[str(name)].wait(_READ_S)
+        return super().__contains__(name)
+
+    def __setitem__(self, name: str, group: list[int]) -> None:
+        super().__setitem__(name, group)
+        self._reads[name].set()
 
 
 class Frozen(Exception):
@@ -88,8 +110,7 @@ class Cast:
         for rank in self.ranks:
             self._facts[rank] = together(record.facts(rank))
             self._letters[rank] = Letter(record.sign_in(rank, self._tokens[rank], key))
-        self.groups: dict[str, list[int]] = {}
-        """Large groups that were read, by all of them."""
+        self.groups = Once()
         self.ended = 0
         self.frozen: list[int] = []
         self.problems: dict[int, str] = {}
