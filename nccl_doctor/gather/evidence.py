@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from nccl_doctor.gather.refusals import Refusals
 from nccl_doctor.gather.sign_in import SignIn
@@ -18,15 +18,34 @@ from nccl_doctor.model.layout import Layout
 from nccl_doctor.model.options import Options
 
 _NEVER = 1 << 62
+_HOST = Scope.HOST
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Parted:
-    """Facts of one participant: of its host, and its own; and its last step."""
+    """Facts of one participant: of its host, and its own. A cluster keeps these objects, so they
+    are not changed. `last` is the last outcome with steps that did not end well, else the last.
+    """
 
-    of_host: Facts
-    of_rank: Facts
-    last_breadcrumb: str | None
+    of_host: Facts = field(default_factory=dict)
+    of_rank: Facts = field(default_factory=dict)
+    last: Outcome | None = None
+
+    def add(self, check: str, rounds: Mapping[str, Outcome], scope: Scope | None) -> None:
+        """Take a check, if it is new; to `rounds` more may be added later."""
+        if scope is _HOST:
+            if check not in self.of_host:
+                self.of_host = {**self.of_host, check: rounds}
+        elif check not in self.of_rank:
+            self.of_rank = {**self.of_rank, check: rounds}
+
+    def pass_by(self, outcome: Outcome) -> None:
+        """Note the steps of the next outcome."""
+        good = OutcomeStatus.OK
+        if outcome.breadcrumbs and (
+            self.last is None or self.last.status is good or outcome.status is not good
+        ):
+            self.last = outcome
 
 
 class EvidenceLog:
@@ -60,7 +79,6 @@ class EvidenceLog:
         """Outcomes that were recorded for each check; and, below no name, all other changes."""
         self._made: tuple[Hashable, Cluster] | None = None
         self._parted: dict[int, _Parted] = {}
-        """Facts of those of whom nothing new came since a cluster was made."""
 
     @property
     def seats(self) -> tuple[int, ...]:
@@ -150,9 +168,12 @@ class EvidenceLog:
     def record(self, seat: int, check: str, round_name: str, outcome: Outcome) -> None:
         """Take one outcome."""
         if not self._closed:
-            self._parted.pop(seat, None)
-            self._facts[seat].setdefault(check, {})[round_name] = outcome
+            rounds = self._facts[seat].setdefault(check, {})
+            rounds[round_name] = outcome
             self._changes[check] += 1
+            if parts := self._parted.get(seat):
+                parts.add(check, rounds, self._scopes.get(check))
+                parts.pass_by(outcome)
 
     def state(self, checks: Iterable[str]) -> Hashable:
         """Something that changes with every fact of these checks, and with every sign-in."""
@@ -300,18 +321,26 @@ class EvidenceLog:
             backend=who.backend,
             pid=who.pid,
             signed_in_s=round(self._signed_in_s[seat], 3),
-            last_breadcrumb=parts.last_breadcrumb,
+            last_breadcrumb=parts.last.last_step if parts.last else None,
             joining=who.joining,
             facts=parts.of_rank,
         )
 
     def _facts_in_parts(self, seat: int) -> _Parted:
-        """Facts of a participant, sorted; once for all clusters until there is more."""
+        """Facts of a participant, of its host and its own: sorted once, not for each cluster."""
         if seat not in self._parted:
-            facts = self._facts[seat]
-            of_host = {c: r for c, r in facts.items() if self._scopes.get(c) is Scope.HOST}
-            of_rank = {c: r for c, r in facts.items() if c not in of_host}
-            self._parted[seat] = _Parted(of_host, of_rank, _last_breadcrumb(facts))
+            facts, scopes = self._facts[seat], self._scopes
+            self._parted[seat] = parts = _Parted(
+                {check: rounds for check, rounds in facts.items() if scopes.get(check) is _HOST},
+                {
+                    check: rounds
+                    for check, rounds in facts.items()
+                    if scopes.get(check) is not _HOST
+                },
+            )
+            for rounds in facts.values():
+                for outcome in rounds.values():
+                    parts.pass_by(outcome)
         return self._parted[seat]
 
     def _absent(self, hosts: tuple[Host, ...]) -> tuple[tuple[Host, ...], list[Rank]]:
@@ -373,17 +402,3 @@ def _by_local_rank(item: tuple[int, SignIn]) -> tuple[int, int]:
     """Higher local ranks first, so that the rank that speaks for a host overwrites the others."""
     seat, who = item
     return -(who.launch.local_rank or 0), -seat
-
-
-def _last_breadcrumb(facts: Facts) -> str | None:
-    """The last step of the last outcome that did not end well, else of the last at all."""
-    last: Outcome | None = None
-    for rounds in facts.values():
-        for outcome in rounds.values():
-            if outcome.breadcrumbs and (
-                last is None
-                or last.status is OutcomeStatus.OK
-                or outcome.status is not OutcomeStatus.OK
-            ):
-                last = outcome
-    return last.last_step if last else None
