@@ -2,10 +2,11 @@
 
 What it checks
 --------------
-The wall clock of every host against those of the others. Each host posts its time in the run's
-store, twice, and notes when it has read the times of the others. This bounds the difference
-of two clocks from both sides; the bounds are in the evidence. The check also notes whether the
-kernel reports its clock as synchronized.
+The wall clock of every host against those of the others; of more than 32 hosts, against
+log2(hosts) + 4 others, with which all are connected. Each host posts its time in the run's store,
+twice, and notes when it has read the times of the others. This bounds the difference of two clocks
+from both sides; the bounds are in the evidence. The check also notes whether the kernel reports its
+clock as synchronized.
 
 Why it matters
 --------------
@@ -59,6 +60,7 @@ from nccl_doctor.api import (
     master_host,
 )
 from nccl_doctor.toolkit.c10d import KEEP_ALIVE, keep_alive, lines_above, rendezvous_of
+from nccl_doctor.toolkit.peers.schedule import plan_schedule, schedule_of
 
 from .clocks import Offset, clock_is_synchronized, clock_offsets
 
@@ -89,14 +91,15 @@ seconds.
 """
 _EXCHANGE_S = 3.0
 _DEADLINE_S = 12.0
-_GROUP = 32
-"""Every host reads what all others of a group posted: the work grows with the square."""
+_ALL_PAIRS = 32
+"""Hosts up to which each reads the times of all others: that work grows with the square."""
 _ALL, _HEADS = "all", "heads"
+"""Rounds; the second one is of older versions."""
 _C10D = re.compile(r"--rdzv[-_]backend[= ]c10d( |$)", re.IGNORECASE)
 
 
 class Clock(Check):
-    """Exchange times in groups, then between the first hosts of the groups."""
+    """Exchanges times between hosts."""
 
     name = "clock"
     layer = Layer.HOST
@@ -104,50 +107,54 @@ class Clock(Check):
     kinds = (CLOCK_SKEW,)
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """One round of all hosts, rank 0's first; a second one where they are many."""
+        """One round of all hosts, rank 0's first."""
         if max(cluster.nnodes, len(cluster.hosts)) < 2:
             raise Skip("only one host: no clocks to compare")
         master = master_host(cluster)
         hosts = sorted(cluster.present_hosts, key=lambda host: host is not master)
         first = [cluster.first_on(host) for host in hosts]
-        seats = [rank.seat for rank in first if rank is not None]
-        groups = tuple(tuple(seats[i : i + _GROUP]) for i in range(0, len(seats), _GROUP))
-        if not groups:
+        seats = tuple(rank.seat for rank in first if rank is not None)
+        if not seats:
             return ()
-        params = {"present": len(seats)}
-        rounds = [Round(_ALL, groups, _DEADLINE_S, params, may_shrink=True)]
-        if len(groups) > 1:
-            heads = tuple(group[0] for group in groups)
-            rounds.append(Round(_HEADS, (heads,), _DEADLINE_S, params, may_shrink=True))
-        return rounds
+        schedule = plan_schedule(cluster, seats, _ALL_PAIRS, more_at_full=False)
+        params = {"present": len(seats), **schedule.to_params()}
+        return [Round(_ALL, (seats,), _DEADLINE_S, params, may_shrink=True)]
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """Exchange times with the hosts of this group.
+        """Exchange times with the partners of this host.
 
-        Returns: `group`: first seat of this group. `exchanges`: [seconds since the epoch before
-        posting, the same after reading the others, seats that did not answer]. `synchronized`: as
-        the kernel says. `c10d`: whether the launch is seen to use torchrun's c10d rendezvous.
-        `keep_alive`: its seconds between two signs of life, and until a host is dead.
+        Returns: `group`: first seat of the round. `met`: seats of the partners; without it, all of
+        the group are. `exchanges`: [seconds since the epoch before posting, the same after reading
+        the others, seats that did not answer]. `synchronized`: as the kernel says. `c10d`: whether
+        the launch is seen to use torchrun's c10d rendezvous. `keep_alive`: its seconds between two
+        signs of life, and until a host is dead.
         """
         if ctx.peers is None or ctx.params["present"] < 2:
             raise Untested("no other host signed in")
+        schedule = schedule_of(ctx.group, ctx.params)
+        met = sorted(schedule.partners(ctx.seat)) if schedule else []
+        others = met or [seat for seat in ctx.group if seat != ctx.seat]
         exchanges, quickest = [], float("inf")
+        start = time.monotonic()
         for number in range(_EXCHANGES):
             ctx.breadcrumb("exchanging times with the other hosts", exchange=number)
             began, sent = time.monotonic(), time.time()
             ctx.peers.post(f"time{number}", sent)
-            heard = ctx.peers.collect(f"time{number}", min(_EXCHANGE_S, ctx.left()))
+            # A partner that waits for one of its own that is gone posts its next time late.
+            left = min(start + (number + 1) * _EXCHANGE_S - began, ctx.left())
+            heard = ctx.peers.collect(f"time{number}", left, others)
             received, took = time.time(), time.monotonic() - began
-            missed = [seat for seat in ctx.group if seat not in heard]
+            missed = [seat for seat in others if seat not in heard]
             exchanges.append([round(sent, 4), round(received, 4), missed])
-            if len(missed) + 1 < len(ctx.group):
+            if len(missed) < len(others):
                 quickest = min(quickest, took)
-        if len(ctx.group) > 1 and quickest > _WARN_S:
+        if others and quickest > _WARN_S:
             raise Untested(
                 "clocks were not compared: the store was too slow, or no other host answered"
             )
         return {
             "group": ctx.group[0],
+            **({"met": met} if met else {}),
             "exchanges": exchanges,
             "synchronized": clock_is_synchronized(),
             "c10d": _uses_c10d(ctx),

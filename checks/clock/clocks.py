@@ -8,6 +8,7 @@ both sides. A slow channel makes the bounds wide; it cannot make two equal clock
 from __future__ import annotations
 
 import ctypes
+import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,9 @@ class Offset:
 Exchange = Sequence[Any]
 """(time before posting, time after receiving, seats that were not received)."""
 Reports = Mapping[int, Mapping[str, Any]]
-"""Seat → {`group`: first seat of its group, `exchanges`: those that it took part in, in order}."""
+"""Seat → {`group`: first seat of its group, `exchanges`: those that it took part in, in order,
+`met`: seats that it exchanged with, where these are not all of its group}.
+"""
 
 
 def clock_offset(
@@ -70,33 +73,41 @@ def clock_offset(
     return Offset(min(low, high), max(low, high))  # crossed if a clock was set meanwhile
 
 
-def clock_offsets(reports: Reports, leaders: Reports) -> dict[int, Offset]:
-    """Every clock compared with that of one seat.
+def clock_offsets(*rounds: Reports) -> dict[int, Offset]:
+    """Every clock compared with that of one seat, over the chain of exchanges that is most exact.
 
     Args:
-        reports: of the round of all.
-        leaders: of the round of the first seats of groups, if there was more than one group.
+        rounds: reports of rounds; the first seat of the first one is the one.
 
     Returns: seat → `Offset`; without those whose chain to the one seat is broken.
     """
-    heads = [seat for seat, facts in reports.items() if facts["group"] == seat]
-    if not heads:
+    if not rounds[0]:
         return {}
-    top = heads[0]
-    of_heads = {top: Offset(0.0, 0.0)}
-    for head in heads[1:]:
-        if head in leaders and top in leaders:
-            found = _between(head, top, leaders)
-            if found is not None:
-                of_heads[head] = found
+    partners = [_partners(reports) for reports in rounds]
+    top = min(rounds[0], key=lambda seat: rounds[0][seat]["group"] != seat)
     result: dict[int, Offset] = {}
+    nearest = [(0.0, top, 0.0, 0.0)]
+    while nearest:
+        _, seat, low, high = heapq.heappop(nearest)
+        if seat in result:
+            continue
+        result[seat] = Offset(low, high)
+        for reports, met in zip(rounds, partners, strict=True):
+            for other in met.get(seat, ()):
+                step = None if other in result else _between(other, seat, reports)
+                if step is not None:
+                    found = step + result[seat]
+                    heapq.heappush(nearest, (found.error, other, found.low, found.high))
+    return {seat: result[seat] for seat in rounds[0] if seat in result}
+
+
+def _partners(reports: Reports) -> dict[int, list[int]]:
+    """Seat → those that exchanged with it, and reported."""
+    groups: dict[int, list[int]] = {}
     for seat, facts in reports.items():
-        head = facts["group"]
-        if head in of_heads:
-            own = Offset(0.0, 0.0) if seat == head else _between(seat, head, reports)
-            if own is not None:
-                result[seat] = own + of_heads[head]
-    return result
+        groups.setdefault(facts["group"], []).append(seat)
+    met = {seat: facts.get("met") or groups[facts["group"]] for seat, facts in reports.items()}
+    return {seat: [each for each in met[seat] if seat in met.get(each, ())] for seat in met}
 
 
 def _between(of: int, to: int, reports: Reports) -> Offset | None:

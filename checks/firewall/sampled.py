@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 
 from nccl_doctor.api import Cluster, Confidence, Finding, Kind, Layer, Severity
-from nccl_doctor.toolkit.peers.schedule import ALL_PAIRS, leaf_switch
+from nccl_doctor.toolkit.peers.schedule import ALL_PAIRS, leaf_switches
 
 SAMPLED = Kind(
     code="pairs-sampled",
@@ -36,28 +36,30 @@ def judge_sample(cluster: Cluster, tried: Set[tuple[int, int]]) -> Iterator[Find
         f"{len(tried)} of {every} ordered pairs of {count} hosts, chosen at random: one bad link "
         f"between two good hosts is missed with a probability of {_percent(missed)}"
     )
-    chance = _chance_to_miss_an_uplink(cluster, tried)
+    leaves, wrong = leaf_switches(cluster, {end for pair in tried for end in pair})
+    chance = _chance_to_miss_an_uplink(leaves, tried)
     if chance is not None:
         words += f", one dead uplink, of {_UPLINKS} of a leaf switch: {_percent(chance)}"
+    if wrong:
+        words += f"; {wrong}"
     evidence = {"tried": len(tried), "pairs": every, "missed": round(missed, 4)}
     yield Finding(SAMPLED, words, evidence=evidence, confidence=Confidence.CERTAIN)
 
 
-def _chance_to_miss_an_uplink(cluster: Cluster, tried: Set[tuple[int, int]]) -> float | None:
+def _chance_to_miss_an_uplink(
+    leaves: Mapping[int, int], tried: Set[tuple[int, int]]
+) -> float | None:
     """Probability that no connection took an uplink that is dead, of the leaf switch with the
     fewest connections to others; None where the switches are not known.
 
     Each connection takes one of the uplinks by chance (ECMP).
     """
-    leaf = {rank.seat: leaf_switch(rank) for rank in cluster.present}
-    if not all(leaf.values()):
-        return None
-    crossing = dict.fromkeys(leaf.values(), 0)
+    crossing = dict.fromkeys(leaves.values(), 0)
     if len(crossing) < 2:
         return None
     for ends in tried:
-        one, other = (leaf.get(end, "") for end in ends)
-        if one and other and one != other:
+        one, other = map(leaves.get, ends)
+        if one is not None and other is not None and one != other:
             crossing[one] += 1
             crossing[other] += 1
     return float((1 - 1 / _UPLINKS) ** min(crossing.values()))

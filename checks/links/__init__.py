@@ -6,12 +6,12 @@ On the address that the job would use, every host exchanges a little data with e
 a few of them if there are more than 16 and the level is not `full`), never with two at once: the
 round-trip time of 64 bytes, and the bandwidth of one TCP connection in each direction for a tenth
 of a second. Each value is compared with those of the other links. Outliers are measured again, and
-each of their ends with a partner that was good; only what is an outlier again is blamed. Links that
-lose packets (check `loss`), or on which calls fail (check `firewall`), are left out. Meanwhile each
-host counts the packets that arrived damaged (rx_crc_errors, rx_frame_errors), and those that it
-dropped itself (rx_missed_errors, rx_fifo_errors, rx_dropped of the interface and of those beneath
-it; softnet_stat). The size of the packets that a path carried is compared with the MTU of the
-interfaces at both of its ends.
+each of their ends with a partner that was good, with at most half as many pairs at once; only what
+is an outlier again is blamed. Links that lose packets (check `loss`), or on which calls fail (check
+`firewall`), are left out. Meanwhile each host counts the packets that arrived damaged
+(rx_crc_errors, rx_frame_errors), and those that it dropped itself (rx_missed_errors,
+rx_fifo_errors, rx_dropped of the interface and of those beneath it; softnet_stat). The size of the
+packets that a path carried is compared with the MTU of the interfaces at both of its ends.
 
 Why it matters
 --------------
@@ -105,13 +105,14 @@ from nccl_doctor.toolkit.peers.schedule import (
 from .kinds import HOST_LATE, HOST_SLOW, LATENCY_HIGH, LINK_SLOW
 from .left_out import lossy_links, shut_links
 from .path_mtu import PATH_MTU_LOW, judge_paths
+from .second_try import measured_again, reports_again, rounds_held, turns
 from .slowness import Confirmed, Measure, confirm, read_measures, try_again
 from .timed import Pace, hold_meetings, nic_speed
 from .wire import Gate
 from .words import WAYS, milliseconds, span, speed
 
-_FIRST, _AGAIN = "exchange", "confirm"
-_PACES = {_FIRST: Pace(), _AGAIN: Pace(burst_s=0.2, limit_s=7.0)}
+_FIRST = "exchange"
+_PACE, _PACE_AGAIN = Pace(), Pace(burst_s=0.2, limit_s=7.0)
 _LISTEN_S = 10.0
 _WHILE_BUSY = "A link seemed slow while the CPU of one end was busy"
 _NOT_KNOWN = "What the link itself can do is not known; a job that shares the CPU would be as slow."
@@ -160,20 +161,12 @@ class Links(Check):
         rounds = [Round(_FIRST, (seats,), deadline, params, may_shrink=True, pairs=pairs)]
         reports = list(cluster.facts(self.name, _FIRST))
         meetings = try_again(read_measures(reports), _nics(reports))
-        if meetings:
-            again = tuple(sorted({seat for meeting in meetings for seat in meeting}))
-            held = in_slots(meetings)
-            deadline = _LISTEN_S + _PACES[_AGAIN].limit_s * (1 + len(held))
-            rounds.append(
-                Round(
-                    _AGAIN,
-                    (again,),
-                    deadline,
-                    {**given, "slots": held},
-                    may_shrink=True,
-                    pairs=meetings,
-                )
-            )
+        for name, met in turns(meetings, len(seats)):
+            again = tuple(sorted({seat for meeting in met for seat in meeting}))
+            held = in_slots(met)
+            deadline = _LISTEN_S + _PACE_AGAIN.limit_s * (1 + len(held))
+            params = {**given, "slots": held}
+            rounds.append(Round(name, (again,), deadline, params, may_shrink=True, pairs=met))
         return rounds
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
@@ -197,12 +190,13 @@ class Links(Check):
             doors = ctx.peers.collect("gate", min(_LISTEN_S, ctx.left()), partners)
             ctx.breadcrumb("exchanging with the other hosts", partners=len(partners) - 1)
             before = read_counts(mine["interface"], ctx.root)
+            pace = _PACE if ctx.round == _FIRST else _PACE_AGAIN
             sent = hold_meetings(
                 slots,
                 ctx.seat,
                 gate,
                 doors,
-                pace=_PACES[ctx.round],
+                pace=pace,
                 deadline=ctx.deadline - 1,
             )
         if all("problem" in each for each in sent.values()):
@@ -222,7 +216,7 @@ class Links(Check):
     def figures(self, cluster: Cluster) -> Iterator[Figure]:
         """Bandwidth and round-trip time of every ordered pair, the better one of its tries."""
         labels = host_labels(cluster)
-        again = read_measures(cluster.facts(self.name, _AGAIN))
+        again = measured_again(cluster, self.name)
         for pair, first in read_measures(cluster.facts(self.name, _FIRST)).items():
             where = Where(links=link_names(labels, [pair]))
             tries = [first, *([again[pair]] if pair in again else [])]
@@ -241,7 +235,7 @@ class Links(Check):
 
     def sections(self, cluster: Cluster) -> Iterator[HostLink]:
         """Measured rates and times of each try."""
-        for round_name in (_FIRST, _AGAIN):
+        for round_name in (_FIRST, *rounds_held(cluster, self.name)):
             for host, partner, record in by_partner(cluster, self.name, round_name, "sent"):
                 sent = mapping(record)
                 if sent and "problem" not in sent:
@@ -280,8 +274,8 @@ class _Judge:
         self.facts = {rank.seat: facts for rank, facts in reports}
         self.labels = host_labels(cluster)
         self.first = read_measures(reports)
-        self.second = read_measures(cluster.facts(Links.name, _AGAIN))
-        self.reports = [*reports, *cluster.facts(Links.name, _AGAIN)]
+        self.second = measured_again(cluster, Links.name)
+        self.reports = [*reports, *reports_again(cluster, Links.name)]
         self.result: Confirmed = confirm(self.first, self.second, _nics(reports))
         # Where InfiniBand carries the data, this interface carries the bootstrap alone.
         carries = all(facts["carries_data"] for facts in self.facts.values())

@@ -9,11 +9,12 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from nccl_doctor.api import Cluster, Confidence, Finding, Fix, Kind, Layer, Severity, Where, look
 from nccl_doctor.toolkit.groups.timed import rate_text, slow_pairs
-from nccl_doctor.toolkit.outliers import Edge, second_try, slow_ones
+from nccl_doctor.toolkit.outliers import Edge, in_rounds, second_try, slow_ones
 
 from .lanes import Lane, Lanes, lane_of, of_usual_kind, quiet
 
@@ -136,13 +137,16 @@ class Rails:
     def second_rounds(
         self, low: Collection[tuple[Edge, int]]
     ) -> dict[str, tuple[list[tuple[int, ...]], dict[str, int]]]:
-        """The same of the second try: slow lanes with good partners, and rails slow everywhere.
+        """The same of the second try, with half as many pairs of hosts at once: slow lanes with
+        good partners, and rails slow everywhere.
 
         Args:
             low: pair of hosts and rail of lanes that are below their floor, too.
         """
         first = self.alike(self.measured(RAILS))
         everywhere = self._slow_rails(first)
+        half = max(1, len(self.of) // 4)
+        halves = [in_rounds(edges, half) for edges in self.schedule]
         found = {}
         for at, taken in enumerate(self.passes):
             rounds: list[dict[tuple[Edge, int], None]] = []
@@ -150,17 +154,18 @@ class Rails:
                 for number, edges in enumerate(second_try(_seconds(first.get(rail, {})))):
                     rounds += [{} for _ in range(number + 1 - len(rounds))]
                     rounds[number] |= dict.fromkeys((edge, local) for edge in edges)
-            repeated = [] if everywhere.isdisjoint(taken.values()) else self.schedule[:1]
+            again = not everywhere.isdisjoint(taken.values())
+            repeated = halves[0] if again and halves else []
             rounds += [{(e, local): None for e in edges for local in taken} for edges in repeated]
             held = {(frozenset(e), taken[local]) for each in rounds for e, local in each}
-            for edges in self.schedule:
-                again = {
+            for edges in chain.from_iterable(halves):
+                below = {
                     (edge, local): None
                     for edge in edges
                     for local, rail in taken.items()
                     if (edge, rail) in low and (frozenset(edge), rail) not in held
                 }
-                rounds += [again] if again else []
+                rounds += [below] if below else []
             for number, lanes in enumerate(rounds):
                 if groups := self._groups(lanes, taken):
                     found[f"{AGAIN}-{at}-{number}"] = (groups, _as_text(taken))

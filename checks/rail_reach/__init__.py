@@ -7,7 +7,10 @@ them) and connects to the same rail of the other hosts by TCP, each call bound t
 its rail at both ends: 64 bytes, then 1 MiB there and back. With NCCL_CROSS_NIC=1 the next rail of
 the next host is called as well; with 2, the default, only at level full, or if NCCL_PXN_DISABLE is
 set; with 0 never. What fails is tried twice; then the neighbour table shows whether any host
-answered for the address at all. On large clusters each host calls only a few of the others.
+answered for the address at all. Where that would be more than 128 calls of a host, it calls
+log2(hosts) + 4 others, by chance others in each run, and each rail is called between at least two
+hosts of each two leaf switches that Slurm tells (SLURM_TOPOLOGY_ADDR); `--level full` tries every
+pair.
 
 Why it matters
 --------------
@@ -80,6 +83,7 @@ from nccl_doctor.toolkit.nccl.conf import Setting
 from nccl_doctor.toolkit.net.dial import Origin
 from nccl_doctor.toolkit.peers.calls import calls_deadline, hold_calls
 from nccl_doctor.toolkit.peers.listeners import Listeners
+from nccl_doctor.toolkit.peers.schedule import partners_enough, plan_schedule, schedule_of
 from nccl_doctor.toolkit.variables.values import as_strtoll
 
 from .calls import RailCall, RailEnd, call_rails, rails_to_call, read_rail_calls
@@ -119,7 +123,7 @@ Rails = Mapping[int, Sequence[Mapping[str, Any]]]
 _MAY = 2
 """Value of NCCL_CROSS_NIC, the default: rings change rails only if that is faster."""
 _MOST_CALLS = 128
-"""Calls of one host; all of them are made at once."""
+"""Calls of one host up to which it calls all others."""
 
 
 class RailReach(Check):
@@ -140,15 +144,20 @@ class RailReach(Check):
             for rank, facts in cluster.facts("rails")
             if roads.get(rank.host.label, "infiniband") in ("infiniband", "plugin")
         }
-        first = [
-            cluster.first_on(host)
-            for host in cluster.present_hosts
-            if rails_to_call(rails.get(host.label, ()))
-        ]
-        seats = tuple(rank.seat for rank in first if rank is not None)
+        callable_: dict[int, tuple[int, ...]] = {}
+        for host in cluster.present_hosts:
+            numbers = tuple(rails_to_call(rails.get(host.label, ())))
+            if numbers and (first := cluster.first_on(host)):
+                callable_[first.seat] = numbers
+        seats = tuple(callable_)
         if len(seats) < 2:
             raise Skip("no two hosts with RoCE rails that NCCL would use")
-        return [Round("matrix", (seats,), calls_deadline(len(seats)), may_shrink=True)]
+        each = max(map(len, callable_.values()))
+        schedule = plan_schedule(cluster, seats, 1 + _MOST_CALLS // each, rails=callable_)
+        partners = len(seats) if schedule.all_pairs else partners_enough(len(seats))
+        deadline_s = calls_deadline(partners * each)
+        params = schedule.to_params()
+        return [Round("matrix", (seats,), deadline_s, params, may_shrink=True)]
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`rails`: from `rails_of`; `calls`: from `call_rails`; `not_bound`: address → why;
@@ -163,7 +172,7 @@ class RailReach(Check):
         pxn = as_strtoll(settings.get("NCCL_PXN_DISABLE", Setting("0", "")).value) == 0
         # Where rails are apart on purpose, these calls cost seconds.
         cross = cross_nic == 1 or (cross_nic == _MAY and (not pxn or ctx.level is Level.FULL))
-        most = max(2, _MOST_CALLS // len(mine))
+        schedule = schedule_of(ctx.group, ctx.params)
         known = {
             rail["address"]: {"rail": number, "name": rail["name"], "interface": rail["nic"]}
             for number, rail in mine.items()
@@ -175,8 +184,9 @@ class RailReach(Check):
                 doors,
                 known,
                 lambda entries, budget, _: call_rails(
-                    entries, mine, budget, partners=most, cross=cross, root=ctx.root
+                    entries, mine, budget, cross=cross, root=ctx.root
                 ),
+                of=schedule.partners(ctx.seat) if schedule else None,
             )
         found = {"rails": rails, "calls": calls, "not_bound": doors.failed}
         return {**found, "cross_nic": cross_nic, "pxn": pxn}

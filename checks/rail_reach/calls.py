@@ -43,31 +43,27 @@ def call_rails(
     mine: Mapping[int, Mapping[str, Any]],
     budget_s: float,
     *,
-    partners: int,
     cross: bool,
     root: Path = Path("/"),
 ) -> list[dict[str, Any]]:
-    """Call the same rail of the first `partners` hosts among the entries.
+    """Call the same rail of the other hosts.
 
     Args:
         entries: with `rail`, `name` and `interface`.
         mine: from `rails_to_call`.
         budget_s: no call begins later than this.
-        partners: at most so many hosts are called.
         cross: whether to call the next rail of the first host as well.
         root: holds proc.
 
     Returns: for each call `rail` and `source` of this host, `seat`, `to` (rail), `address`,
     `interface` and `port` of the other, `attempts`, and `neighbour`, where it failed.
     """
-    hosts = list(dict.fromkeys(seat for seat, _ in entries))[:partners]
     wanted = [
         (number, seat, entry)
         for seat, entry in entries
-        if seat in hosts
         for number in mine
         if number == entry["rail"]
-        or (cross and seat == hosts[0] and (number + 1) % len(mine) == entry["rail"])
+        or (cross and seat == entries[0][0] and (number + 1) % len(mine) == entry["rail"])
     ]
     origins = [Origin(mine[number]["address"], mine[number]["nic"]) for number, _, _ in wanted]
     started = time.monotonic()

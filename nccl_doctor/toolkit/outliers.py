@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -128,7 +128,11 @@ def blame_edges(first: Mapping[Edge, float], again: Mapping[Edge, float]) -> Slo
 
 
 def second_try(first: Mapping[Edge, float]) -> list[list[Edge]]:
-    """Rounds that confirm or clear: every slow pair again, and each end with a good partner."""
+    """Rounds that confirm or clear: every slow pair again, and each end with a good partner.
+
+    No more than half as many pairs as in a ring are in one round: a pair that was slow only because
+    all the others were busy is not slow again.
+    """
     slow = slow_edges(first)
     ends = sorted({end for edge in slow for end in edge})
     good = [end for edge in first for end in edge if end not in ends]
@@ -139,15 +143,16 @@ def second_try(first: Mapping[Edge, float]) -> list[list[Edge]]:
         partner = good[ends.index(end) % len(good)] if good else None
         if partner is not None:
             pairs.append([(min(end, partner), max(end, partner))])
-    return _in_rounds([edge for found in pairs for edge in found])
+    members = {end for edge in first for end in edge}
+    return in_rounds([edge for found in pairs for edge in found], max(1, len(members) // 4))
 
 
-def _in_rounds(edges: Sequence[Edge]) -> list[list[Edge]]:
-    """Pairs in few rounds, no member in two pairs of one round."""
+def in_rounds(edges: Iterable[Edge], most: int) -> list[list[Edge]]:
+    """Pairs in few rounds, no member in two pairs of one round, and no more than `most` in one."""
     rounds: list[list[Edge]] = []
     for edge in edges:
         for one in rounds:
-            if not any(set(edge) & set(other) for other in one):
+            if len(one) < most and not any(set(edge) & set(other) for other in one):
                 one.append(edge)
                 break
         else:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
-from nccl_doctor.api import Cluster, Finding, Outcome, OutcomeStatus, Severity
+from nccl_doctor.api import Cluster, Finding, Outcome, OutcomeStatus, Round, Severity
 from nccl_doctor.checks.links import Links
 from tests.support.clusters import make_cluster, outcome, reread
 from tests.support.findings import judge
@@ -72,35 +72,33 @@ class World:
 
     def cluster(self, **fields: Any) -> Cluster:
         """After both rounds, as re-read from a saved report."""
-        first = self._with({}, **fields)
-        *_, last = CHECK.plan(first)
-        if last.name != "confirm":
-            return first
-        return self._with(last.params, **fields)
+        return self._with(CHECK.plan(self.first(**fields))[1:], **fields)
+
+    def first(self, **fields: Any) -> Cluster:
+        """After the first round."""
+        return self._with(**fields)
 
     def judge(self, **fields: Any) -> list[Finding]:
         cluster = self.cluster(**fields)
         assert [r.name for r in CHECK.plan(cluster)] == [
-            r.name for r in CHECK.plan(self._with({}, **fields))
+            r.name for r in CHECK.plan(self.first(**fields))
         ]
         return judge(CHECK, cluster)
 
     def meetings(self) -> set[frozenset[str]]:
         """Pairs of hosts that meet again."""
-        *_, last = CHECK.plan(self._with({}))
-        slots = last.params.get("slots", ())
-        return {frozenset(self.names[seat // 2] for seat in m) for slot in slots for m in slot}
+        _, *again = CHECK.plan(self.first())
+        return {frozenset(self.names[seat // 2] for seat in m) for r in again for m in _met(r)}
 
-    def _with(self, params: Mapping[str, Any], **fields: Any) -> Cluster:
-        again = {frozenset(meeting) for slot in params.get("slots", ()) for meeting in slot}
+    def _with(self, again: Sequence[Round] = (), **fields: Any) -> Cluster:
         made = make_cluster(self.names, backend=self.backend, **fields)
         hosts = []
         for host in made.hosts:
             name = host.name or ""
             rounds = {"exchange": outcome(self._facts(name, FIRST, None))}
-            mine = {seat for meeting in again for seat in meeting}
-            if self.seat(name) in mine:
-                rounds["confirm"] = outcome(self._facts(name, AGAIN, again))
+            for each in again:
+                if self.seat(name) in each.groups[0]:
+                    rounds[each.name] = outcome(self._facts(name, AGAIN, set(_met(each))))
             if name in self.silent:
                 rounds = {key: outcome(Outcome(OutcomeStatus.SILENT)) for key in rounds}
             hosts.append(replace(host, facts=reread({"links": rounds})))
@@ -122,6 +120,10 @@ class World:
             },
             **self.host_facts[name],
         }
+
+
+def _met(round_: Round) -> list[frozenset[int]]:
+    return [frozenset(meeting) for slot in round_.params["slots"] for meeting in slot]
 
 
 def cpu(waited: float) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import random
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -28,8 +27,6 @@ _RECORDED = Path(__file__).parent / "recorded" / "host.json"
 RANKS = 8
 _LEAF = 32
 """Hosts of one leaf switch."""
-_CALLED = 16
-"""Hosts whose rails each one calls."""
 _NOISE = 0.03
 _PORT = 29500
 
@@ -309,9 +306,10 @@ class _Maker:
         rank = self.cluster.ranks[seat]
         node = rank.host.id
         if check.name == "clock":
-            return Outcome(OutcomeStatus.OK, facts=self._clock(group))
+            return Outcome(OutcomeStatus.OK, facts=self._clock(group, met.get(seat)))
         if check.name == "rail_reach":
-            return Outcome(OutcomeStatus.OK, facts=self._rails_called(rank, group))
+            others = met.get(seat) or [each for each in group if each != seat]
+            return Outcome(OutcomeStatus.OK, facts=self._rails_called(rank, others))
         if check.name == "firewall" and "pairs" in round_.params:
             return Outcome(OutcomeStatus.OK, facts=_NO_RULES)
         marks = self._marks_of(node)
@@ -330,16 +328,15 @@ class _Maker:
         called = {str(each * self.per_host): [self._called(node, each)] for each in others}
         return replace(outcome, facts={**outcome.facts, "peers": called})
 
-    def _clock(self, group: tuple[int, ...]) -> dict[str, Any]:
+    def _clock(self, group: tuple[int, ...], met: Sequence[int] | None) -> dict[str, Any]:
         begun = 1_795_000_000 + self.chance.uniform(0.0, 0.001)
         exchanges = [[begun + at, begun + at + 0.005, []] for at in (0.0, 0.01)]
         kept = {"c10d": False, "keep_alive": [5.0, 15.0], "synchronized": True}
-        return {"group": group[0], "exchanges": exchanges, **kept}
+        partners = {"met": sorted(met)} if met else {}
+        return {"group": group[0], **partners, "exchanges": exchanges, **kept}
 
-    def _rails_called(self, rank: Rank, group: tuple[int, ...]) -> dict[str, Any]:
+    def _rails_called(self, rank: Rank, others: Sequence[int]) -> dict[str, Any]:
         rails = rank.host.facts["rails"][ALONE].facts["rails"]
-        at = bisect_left(group, rank.seat) + 1
-        others = (*group[at:], *group[:at])[: min(_CALLED, len(group) - 1)]
         calls = [
             {"rail": 0, "to": 0, "seat": seat, "attempts": [OK], "port": 50000, "neighbour": None}
             | {"interface": "eno3", "source": address_of(rank.host.id)}

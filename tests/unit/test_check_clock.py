@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Context, Launch, Severity, Skip, Untested
+from nccl_doctor.api import Cluster, Context, Launch, Level, Severity, Skip, Untested
 from nccl_doctor.checks import clock
 from nccl_doctor.checks.clock import Clock
 from nccl_doctor.checks.clock.clocks import clock_offsets
 from nccl_doctor.gather.round_peers import RoundPeers
 from nccl_doctor.model.job import Rendezvous
 from nccl_doctor.toolkit.c10d import keep_alive
+from nccl_doctor.toolkit.peers.schedule import Schedule, schedule_of
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import judge, only
 from tests.support.rows import each_row
@@ -164,7 +165,7 @@ def test_a_host_that_nobody_heard_is_not_compared() -> None:
     facts = exchange({0: 0.0, 1: 0.0, 2: 50.0}, 0.05, 1, missed=[2])
     assert set(clock_offsets(facts, {})) == {0, 1}
     assert clock_offsets({}, {}) == {}
-    assert set(clock_offsets({1: facts[1], 2: facts[2]}, {})) == set()
+    assert set(clock_offsets({1: facts[1], 2: facts[2]})) == {1}
 
 
 def test_groups_are_chained_by_their_first_hosts() -> None:
@@ -180,7 +181,28 @@ def test_groups_are_chained_by_their_first_hosts() -> None:
 # Rounds and real exchanges ------------------------------------------------------------------------
 
 
-def test_one_round_of_all_hosts_and_a_second_one_of_many() -> None:
+@each_row("seed", range(20))
+def test_of_many_hosts_few_exchanges_compare_all_clocks(seed: int) -> None:
+    errors = {seat: -30.0 if seat == 7 else 0.01 * (seat % 3) for seat in range(90)}
+    (planned,) = CHECK.plan(make_cluster([f"nd{i}" for i in errors], 1, run_id=str(seed)))
+    schedule = schedule_of(planned.groups[0], planned.params)
+    assert schedule is not None
+    facts = exchange(errors, 0.05, seed)
+    for seat, each in facts.items():
+        each["met"] = sorted(schedule.partners(seat))
+        assert len(each["met"]) <= 11
+    found = clock_offsets(facts)
+    assert found.keys() == errors.keys()
+    assert all(found[seat].low <= error <= found[seat].high for seat, error in errors.items())
+    lost = {seat: each for seat, each in facts.items() if seat}  # the first host is gone
+    assert clock_offsets(lost).keys() == lost.keys()
+    names = [f"nd{seat}" for seat in errors]
+    by_host = {f"nd{seat}": each for seat, each in facts.items()}
+    made = make_cluster(names, 1, check="clock", by_host=by_host, round_name="all")
+    assert only(CHECK, made, "clock-skew", hosts=["nd7"]).level is Severity.WARN
+
+
+def test_one_round_of_all_hosts() -> None:
     few = make_cluster(["nd0", "nd1", "nd2"], 2)
     (only_round,) = CHECK.plan(few)
     assert only_round.groups == ((0, 2, 4),)
@@ -188,9 +210,9 @@ def test_one_round_of_all_hosts_and_a_second_one_of_many() -> None:
     # Rank 0's host first, wherever it stands.
     swapped = change_rank(change_rank(few, 0, rank=4), 4, rank=0)
     assert CHECK.plan(swapped)[0].groups[0][0] == 4
-    groups, heads = CHECK.plan(make_cluster([f"nd{i}" for i in range(70)], 1))
-    assert [len(group) for group in groups.groups] == [32, 32, 6]
-    assert heads.groups == ((0, 32, 64),)
+    (many,) = CHECK.plan(make_cluster([f"nd{i}" for i in range(70)], 1, level=Level.FULL))
+    assert many.groups == (tuple(range(70)),)
+    assert not many.params["schedule"]["all_pairs"]  # each time is read through the store
 
 
 def context(seat: int, group: tuple[int, ...], peers: Any, **params: Any) -> Context:
@@ -252,6 +274,29 @@ def test_a_real_exchange_has_narrow_bounds() -> None:
         assert offset.low <= 0 <= offset.high
         assert offset.error < 2.5
     json.dumps(facts)
+
+
+def test_a_real_exchange_by_schedule_asks_the_partners_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clock, "_EXCHANGE_S", 0.6)
+    group = tuple(range(12))
+    told = Schedule(group, "a", all_pairs=False).to_params()
+    store = Store()
+    present = [seat for seat in group if seat != 5]
+    with ThreadPoolExecutor(len(present)) as pool:
+        found = pool.map(
+            lambda seat: CHECK.observe(context(seat, group, store.peers(group, seat), **told)),
+            present,
+        )
+        facts = dict(zip(present, map(dict, found), strict=True))
+    assert all(len(each["met"]) == 8 for each in facts.values())
+    assert all(
+        entry[2] == ([5] if 5 in each["met"] else [])
+        for each in facts.values()
+        for entry in each["exchanges"]
+    )
+    assert clock_offsets(facts).keys() == set(present)
 
 
 def test_one_that_stays_away_does_not_keep_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,24 @@ def test_the_suspect_meets_again_and_so_do_both_ends_with_good_partners() -> Non
     assert {"nd0", "nd1"} < {name for each in controls for name in each}
 
 
+@each_row("count", [4, 5, 8, 12, 16])
+def test_what_is_tried_again_is_tried_with_half_as_many_pairs_at_once(count: int) -> None:
+    world = World(count)
+    for a, b in zip(world.names[::2], world.names[1::2], strict=False):
+        world.slow(both(a, b))
+    _, *again = CHECK.plan(world.first())
+    assert [each.name for each in again][:2] == ["confirm", "confirm-2"]
+    for each in again:
+        assert len(each.groups[0]) // 2 <= max(1, count // 4)
+        assert {seat for pair in each.pairs or () for seat in pair} == set(each.groups[0])
+
+
+def test_links_that_are_slow_only_while_all_others_are_busy_are_not_named() -> None:
+    world = World(8)
+    crowded = [pair for a, b in (("nd0", "nd1"), ("nd2", "nd3")) for pair in both(a, b)]
+    assert world.slow(crowded, [FIRST]).judge() == []
+
+
 # A slow host
 
 

@@ -27,6 +27,7 @@ from nccl_doctor.checks.rail_reach import RailReach
 from nccl_doctor.checks.rail_reach.neighbours import neighbour
 from nccl_doctor.toolkit.net.dial import Origin
 from nccl_doctor.toolkit.peers.listeners import Listeners
+from nccl_doctor.toolkit.peers.schedule import schedule_of
 from tests.support import fabrics
 from tests.support.clusters import make_cluster, outcome, reread
 from tests.support.findings import judge, only
@@ -258,6 +259,33 @@ class TestPlan:
     def test_one_seat_of_every_host(self) -> None:
         (matrix,) = CHECK.plan(World(3).cluster())
         assert (matrix.name, matrix.groups, matrix.may_shrink) == ("matrix", ((0, 2, 4),), True)
+
+    def test_many_hosts_call_few_partners_on_every_rail(self) -> None:
+        world = World(1)
+        names = [f"nd{i}" for i in range(70)]
+        made = make_cluster(names, 1, backend="nccl", run_id="a run")
+        rail = world.rails["nd0"]
+        lame = [rail[0], {**rail[1], "state": "DOWN"}]
+        hosts = [
+            replace(
+                host,
+                facts={
+                    "rdma": {ALONE: outcome({"road": "infiniband"})},
+                    "rails": {ALONE: outcome({"rails": lame if host.id % 9 == 0 else rail})},
+                },
+            )
+            for host in made.hosts
+        ]
+        ranks = [replace(rank, host=hosts[rank.host.id]) for rank in made.ranks]
+        made = replace(made, hosts=tuple(hosts), ranks=tuple(ranks))
+        (few,) = CHECK.plan(made)
+        schedule = schedule_of(few.groups[0], few.params)
+        assert schedule is not None
+        assert schedule.rails[0] == (0,)
+        assert len(schedule.rails) == 70
+        assert all(11 <= len(schedule.partners(seat)) + 1 <= 14 for seat in few.groups[0])
+        (full,) = CHECK.plan(replace(made, level=Level.FULL))
+        assert full.params["schedule"]["all_pairs"]
 
     @pytest.mark.parametrize("road", ["sockets", "efa", "none"])
     def test_where_nccl_takes_another_road(self, road: str) -> None:

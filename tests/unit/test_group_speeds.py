@@ -85,6 +85,17 @@ def test_one_slow_link_is_named_and_neither_of_its_ends(size: int) -> None:
         assert (found.members, found.edges) == ((), (edge,)), (size, edge)
 
 
+@each_row("size", range(3, 20))
+def test_half_as_many_pairs_are_tried_again_at_once(size: int) -> None:
+    links = {frozenset(edge) for edge in ring(range(size))[0][::2]}
+    first, _ = world(size, set(), links)
+    again = second_try(first)
+    assert {edge for one in again for edge in one} >= slow_edges(first)
+    for one in again:
+        assert len(one) <= max(1, len(ring(range(size))[0]) // 2)
+        assert len({end for edge in one for end in edge}) == 2 * len(one)
+
+
 def test_what_was_slow_once_only_is_nobodys_fault() -> None:
     first, _ = world(6, {2}, set())
     again = {edge: FAST for one in second_try(first) for edge in one}

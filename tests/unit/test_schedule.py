@@ -16,6 +16,8 @@ from nccl_doctor.toolkit.peers.schedule import (
     ALL_PAIRS,
     LARGE,
     Schedule,
+    in_turns,
+    leaf_switches,
     partners_enough,
     plan_schedule,
     schedule_of,
@@ -98,6 +100,75 @@ def test_every_two_leaf_switches_are_tried(count: int, below: int) -> None:
         assert len(busy) == len(set(busy))
 
 
+@given(
+    st.integers(65, 140),
+    st.integers(3, 40),
+    st.sampled_from([(0, 1, 2, 3), (0, 1), (7,)]),
+    st.integers(2, 9),
+    st.text(max_size=3),
+)
+def test_every_rail_is_tried_on_each_host_and_between_every_two_leaf_switches(
+    count: int, below: int, few: tuple[int, ...], every: int, seed: str
+) -> None:
+    """Some hosts have other rails than most: down, or without an address."""
+    members = tuple(range(count))
+    leaves = {seat: seat // below for seat in members}
+    rails = {seat: few if seat % every == 0 else (0, 1, 2, 3) for seat in members}
+    schedule = Schedule(members, seed, leaves, all_pairs=False, rails=rails)
+    met = {
+        (rail, frozenset(pair))
+        for slot in schedule.slots
+        for a, b in slot
+        for rail in set(rails[a]) & set(rails[b])
+        for pair in ((("seat", a), ("seat", b)), (leaves[a], leaves[b]))
+    }
+    ends = {(rail, end) for rail, pair in met for end in pair}
+    having: dict[int, set[int]] = {}
+    for seat, numbers in rails.items():
+        for rail in numbers:
+            having.setdefault(rail, set()).add(seat)
+    for rail, seats_of in having.items():
+        if len(seats_of) > 1:
+            assert all((rail, ("seat", seat)) in ends for seat in seats_of)
+        theirs = {leaves[seat] for seat in seats_of}
+        assert all((rail, frozenset((a, b))) in met for a in theirs for b in theirs if a < b)
+    for slot in schedule.slots:
+        busy = [seat for meeting in slot for seat in meeting]
+        assert len(busy) == len(set(busy))
+    told = json.loads(json.dumps(schedule.to_params()))
+    assert schedule_of(members, told) == schedule
+
+
+def test_rails_that_all_hosts_have_need_no_more_meetings() -> None:
+    cluster = hosts(MANY, 16)
+    alike = dict.fromkeys(seats(cluster), (0, 1, 2, 3))
+    assert plan_schedule(cluster, seats(cluster), rails=alike) == plan_schedule(
+        cluster, seats(cluster)
+    )
+    other = plan_schedule(cluster, seats(cluster), rails={**alike, 5: (0,)})
+    assert other.rails[5] == (0,)
+
+
+def test_level_full_is_not_for_what_goes_through_the_store() -> None:
+    cluster = hosts(MANY, level=Level.FULL)
+    assert plan_schedule(cluster, seats(cluster)).all_pairs
+    assert not plan_schedule(cluster, seats(cluster), more_at_full=False).all_pairs
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).filter(lambda m: m[0] != m[1])),
+    st.integers(1, 20),
+)
+def test_turns_hold_every_meeting_once_with_few_pairs_at_once(
+    meetings: list[tuple[int, int]], most: int
+) -> None:
+    turns = in_turns(meetings, most)
+    assert sorted(each for turn in turns for each in turn) == sorted(meetings)
+    for turn in turns:
+        assert turn
+        assert len({seat for meeting in turn for seat in meeting}) // 2 <= most
+
+
 def test_participants_make_the_same_schedule_from_the_order_without_who_is_gone() -> None:
     cluster = hosts(MANY, 16)
     planned = plan_schedule(cluster, seats(cluster))
@@ -118,6 +189,34 @@ def test_a_switch_that_slurm_does_not_tell_of_every_host_is_not_known() -> None:
     assert plan_schedule(cluster, seats(cluster)).leaves == {}
     one_switch = hosts(MANY, MANY)
     assert plan_schedule(one_switch, seats(one_switch)).leaves == {}
+
+
+def test_what_slurm_says_of_other_hosts_is_not_believed() -> None:
+    def said(index: int, **env: str) -> str:
+        cluster = hosts(MANY, 16)
+        ranks = list(cluster.ranks)
+        ranks[index] = replace(ranks[index], env={**ranks[index].env, **env})
+        made = replace(cluster, ranks=tuple(ranks))
+        leaves, words = leaf_switches(made, seats(made))
+        assert (leaves == {}) == bool(words)
+        tried = {pair for slot in plan_schedule(made, seats(made)).slots for pair in slot}
+        (found,) = judge_sample(made, tried)
+        assert found.message.endswith(words)
+        return words
+
+    end = ": the leaf switches are taken as not known"
+    assert said(3) == ""
+    copied = said(3, SLURM_TOPOLOGY_ADDR="spine.leaf0.nd4")
+    assert copied == f"SLURM_TOPOLOGY_ADDR names nd4 on 2 hosts{end}"
+    lacking = said(3, SLURM_TOPOLOGY_ADDR="nd3")
+    assert lacking == f"SLURM_TOPOLOGY_ADDR is set on 199 of 200 hosts{end}"
+    cluster = hosts(MANY, 16)
+    listed = {"SLURM_JOB_NODELIST": "nd[0-198]"}
+    ranks = tuple(replace(rank, env={**rank.env, **listed}) for rank in cluster.ranks)
+    _, unknown = leaf_switches(replace(cluster, ranks=ranks), seats(cluster))
+    assert unknown == (
+        f"SLURM_TOPOLOGY_ADDR names nd199, which SLURM_JOB_NODELIST does not have{end}"
+    )
 
 
 def test_few_hosts_and_level_full_try_every_pair() -> None:

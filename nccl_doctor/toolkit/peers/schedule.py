@@ -3,12 +3,15 @@
 The time and the data of all pairs grow with the square of the hosts. A host that is bad shows in
 any of its pairs, so a few partners for each are enough to find it. A bad link between two good
 hosts may be missed: each run chooses other pairs.
+
+A rail is the NIC of one number on each host: a network of its own on many clusters.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +19,7 @@ from typing import Any
 
 from nccl_doctor.model.cluster import Cluster, Rank
 from nccl_doctor.model.findings import Level
+from nccl_doctor.toolkit.slurm import slurm_hosts
 
 ALL_PAIRS = 64
 """Hosts up to which every pair meets; above, only at level full."""
@@ -47,23 +51,25 @@ class Schedule:
         seed: of this run: another one has other pairs.
         leaves: seat → number of its leaf switch; empty where that is not known.
         all_pairs: whether every pair meets.
+        rails: seat → numbers of its rails; empty where all have the same ones, or nobody asks.
     """
 
     seats: tuple[int, ...]
     seed: str = ""
     leaves: Mapping[int, int] = field(default_factory=dict)
     all_pairs: bool = True
+    rails: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @cached_property
     def slots(self) -> Slots:
-        """Meetings of all hosts: matchings in a random order, then one meeting for each two leaf
-        switches that had none.
+        """Meetings of all hosts: matchings in a random order, then what they left out: a meeting on
+        each rail of each host, and on each rail of each two leaf switches.
         """
         if self.all_pairs:
             return tournament(self.seats)
         mixed = random.Random(self.seed).sample(self.seats, len(self.seats))
         slots = tournament(mixed, partners_enough(len(mixed)))
-        return slots + in_slots(self._between_leaves(slots))
+        return slots + in_slots(self._left_out(slots))
 
     def partners(self, seat: int) -> dict[int, bool]:
         """Partners of a seat, in the order of its meetings, and whether a large message is for
@@ -76,38 +82,94 @@ class Schedule:
                     found[second if seat == first else first] = self.all_pairs or number < LARGE
         return found
 
-    def _between_leaves(self, slots: Slots) -> list[Meeting]:
-        leaf = {seat: self.leaves[seat] for seat in self.seats if seat in self.leaves}
-        met = {frozenset((leaf.get(a), leaf.get(b))) for slot in slots for a, b in slot}
-        below: dict[int, list[int]] = {}
-        for seat, number in leaf.items():
-            below.setdefault(number, []).append(seat)
-        numbers = sorted(below)
-        return [
-            (below[one][other % len(below[one])], below[other][one % len(below[other])])
-            for at, one in enumerate(numbers)
-            for other in numbers[at + 1 :]
-            if frozenset((one, other)) not in met
-        ]
+    def _left_out(self, slots: Slots) -> list[Meeting]:
+        """Meetings that these slots lack; where all have the same rails, each meeting is on all."""
+        met = _Met(self.leaves, self.rails)
+        for slot in slots:
+            for meeting in slot:
+                met.add(meeting)
+        having: dict[int, dict[int, list[int]]] = {}
+        """Rail → leaf switch (-1: not known) → seats that have it."""
+        for seat in self.seats:
+            for rail in met.rails(seat):
+                having.setdefault(rail, {}).setdefault(self.leaves.get(seat, -1), []).append(seat)
+        more: list[Meeting] = []
+
+        def meet(meeting: Meeting) -> None:
+            more.append(meeting)
+            met.add(meeting)
+
+        for rail, below in sorted(having.items()):
+            numbers = sorted(below.keys() - {-1})
+            for at, one in enumerate(numbers):
+                for other in numbers[at + 1 :]:
+                    if (rail, one, other) not in met.leaves:
+                        ours, theirs = below[one], below[other]
+                        meet((ours[other % len(ours)], theirs[one % len(theirs)]))
+            holders = [seat for seats in below.values() for seat in seats]
+            for at, seat in enumerate(holders):
+                if len(holders) > 1 and (rail, seat) not in met.ends:
+                    meet((seat, holders[(at + 1) % len(holders)]))
+        return more
 
     def to_params(self) -> dict[str, Any]:
         """Parameter of a round whose participants follow it; see `schedule_of`."""
         if self.all_pairs and len(self.seats) <= ALL_PAIRS:
             return {}
         leaves = {str(seat): number for seat, number in self.leaves.items()}
-        told = {"seed": self.seed, "leaves": leaves, "all_pairs": self.all_pairs}
+        told: dict[str, Any] = {"seed": self.seed, "leaves": leaves, "all_pairs": self.all_pairs}
+        if self.rails:
+            told["rails"] = {str(seat): list(rails) for seat, rails in self.rails.items()}
         return {"schedule": told}
 
 
-def plan_schedule(cluster: Cluster, seats: Sequence[int], most: int = ALL_PAIRS) -> Schedule:
-    """Schedule of the hosts of these seats: every pair of up to `most`, or at level full."""
-    ranks = {rank.seat: rank for rank in cluster.present}
-    names = [leaf_switch(ranks[seat]) if seat in ranks else "" for seat in seats]
-    number = {name: at for at, name in enumerate(dict.fromkeys(names))}
-    known = len(number) > 1 and all(names)
-    leaves = {seat: number[name] for seat, name in zip(seats, names, strict=True)} if known else {}
-    every = len(seats) <= most or cluster.level is Level.FULL
-    return Schedule(tuple(seats), cluster.run_id, leaves, every)
+class _Met:
+    """What the meetings so far have covered."""
+
+    def __init__(self, leaves: Mapping[int, int], rails: Mapping[int, tuple[int, ...]]) -> None:
+        self._leaf, self._rails = leaves, rails
+        self.ends: set[tuple[int, int]] = set()
+        """(rail, seat) that met the same rail of another seat."""
+        self.leaves: set[tuple[int, int, int]] = set()
+        """(rail, leaf switch, another one with a greater number)."""
+
+    def rails(self, seat: int) -> tuple[int, ...]:
+        """Numbers of the rails of a seat; one for all where they are not known."""
+        return self._rails.get(seat, ()) if self._rails else (0,)
+
+    def add(self, meeting: Meeting) -> None:
+        """Take note of a meeting, on every rail that both have."""
+        a, b = meeting
+        mine, theirs = self.rails(a), self.rails(b)
+        one, other = self._leaf.get(a), self._leaf.get(b)
+        for rail in mine if mine == theirs else set(mine).intersection(theirs):
+            self.ends.update(((rail, a), (rail, b)))
+            if one is not None and other is not None:
+                self.leaves.add((rail, min(one, other), max(one, other)))
+
+
+def plan_schedule(
+    cluster: Cluster,
+    seats: Sequence[int],
+    most: int = ALL_PAIRS,
+    *,
+    rails: Mapping[int, tuple[int, ...]] | None = None,
+    more_at_full: bool = True,
+) -> Schedule:
+    """Schedule of the hosts of these seats: every pair of up to `most`, or at level full.
+
+    Args:
+        cluster: whose ranks tell their leaf switches.
+        seats: of one participant of each host.
+        most: hosts up to which every pair meets.
+        rails: seat → numbers of its rails, if they are to be tried.
+        more_at_full: whether every pair meets at level full, however many there are.
+    """
+    every = len(seats) <= most or (more_at_full and cluster.level is Level.FULL)
+    leaves, _ = leaf_switches(cluster, seats)
+    if rails and len(set(rails.values())) == 1 and set(seats) <= rails.keys():
+        rails = None  # each meeting is on all of them
+    return Schedule(tuple(seats), cluster.run_id, leaves, every, rails or {})
 
 
 def schedule_of(group: Sequence[int], params: Mapping[str, Any]) -> Schedule | None:
@@ -116,16 +178,53 @@ def schedule_of(group: Sequence[int], params: Mapping[str, Any]) -> Schedule | N
     if told is None:
         return None
     leaves = {int(seat): number for seat, number in told["leaves"].items()}
-    return Schedule(tuple(group), told["seed"], leaves, told["all_pairs"])
+    rails = {int(seat): tuple(numbers) for seat, numbers in told.get("rails", {}).items()}
+    return Schedule(tuple(group), told["seed"], leaves, told["all_pairs"], rails)
 
 
 def leaf_switch(rank: Rank) -> str:
     """Switches above the host of a rank, by SLURM_TOPOLOGY_ADDR (`s0.s4.node7`); empty if Slurm
     knows none.
     """
+    return _told_by_slurm(rank)[0]
+
+
+def leaf_switches(cluster: Cluster, seats: Iterable[int]) -> tuple[dict[int, int], str]:
+    """Seat → number of the leaf switch above its host; none where they are not known, or there is
+    only one. And what is wrong with what Slurm says of them, in words, empty if nothing is.
+    """
+    ranks = {rank.seat: rank for rank in cluster.present}
+    told = {seat: _told_by_slurm(ranks[seat]) for seat in seats if seat in ranks}
+    if wrong := _wrong_with(told, ranks):
+        return {}, f"SLURM_TOPOLOGY_ADDR {wrong}: the leaf switches are taken as not known"
+    number: dict[str, int] = {}
+    leaves = {seat: number.setdefault(leaf, len(number)) for seat, (leaf, _) in told.items()}
+    return (leaves if len(number) > 1 else {}), ""
+
+
+def _told_by_slurm(rank: Rank) -> tuple[str, str]:
+    """Switches above the host of a rank, and the node as it is named there; empty if not known."""
     if not rank.env.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").endswith(".node"):
+        return "", ""
+    leaf, _, node = rank.env.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")
+    return leaf, node
+
+
+def _wrong_with(told: Mapping[int, tuple[str, str]], ranks: Mapping[int, Rank]) -> str:
+    """What the places of hosts in the topology contradict, in words; empty if nothing."""
+    nodes = Counter(node for leaf, node in told.values() if leaf)
+    known = sum(nodes.values())
+    if not known:
         return ""
-    return rank.env.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")[0]
+    if known < len(told):
+        return f"is set on {known} of {len(told)} hosts"
+    node, times = nodes.most_common(1)[0]
+    if times > 1:  # exported from one host to the others
+        return f"names {node} on {times} hosts"
+    lists = {ranks[seat].env.get("SLURM_JOB_NODELIST", "") for seat in told}
+    listed = slurm_hosts(lists.pop()) if len(lists) == 1 else ()
+    unknown = sorted(nodes.keys() - set(listed)) if listed else ()
+    return f"names {unknown[0]}, which SLURM_JOB_NODELIST does not have" if unknown else ""
 
 
 def tournament(seats: Sequence[int], most: int | None = None) -> Slots:
@@ -165,6 +264,27 @@ def in_slots(meetings: Iterable[Meeting]) -> Slots:
         busy[free].update(meeting)
         slots[free].append(meeting)
     return slots
+
+
+def in_turns(meetings: Iterable[Meeting], most: int) -> list[list[Meeting]]:
+    """Meetings in turns, in each of which no more than `most` pairs can meet at once, however they
+    come: it has no seats for more.
+
+    So a link that was slow only because all others were busy is not slow again (ClusterKit tests
+    bad pairs again with half as many at once).
+    """
+    room = 2 * most + 1
+    turns: list[list[Meeting]] = []
+    seats: list[set[int]] = []
+    for meeting in meetings:
+        fits = (at for at, here in enumerate(seats) if len(here.union(meeting)) <= room)
+        at = next(fits, len(turns))
+        if at == len(turns):
+            turns.append([])
+            seats.append(set())
+        turns[at].append(meeting)
+        seats[at].update(meeting)
+    return turns
 
 
 def leave_out(meetings: Set[frozenset[int]], slots: Slots) -> Slots:

@@ -77,7 +77,8 @@ class Answers:
             }
             outcome = replace(outcome, facts={**outcome.facts, table: made})
         if check == "clock":
-            outcome = replace(outcome, facts={**outcome.facts, "group": group[0]})
+            met = {"met": self._met(round_, group)[seat]} if "schedule" in round_.params else {}
+            outcome = replace(outcome, facts={**outcome.facts, "group": group[0], **met})
         return outcome
 
     def _entry(
