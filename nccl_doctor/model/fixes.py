@@ -194,6 +194,14 @@ class StepHosts:
             return tuple(name for name in self.every if name not in here)
         return tuple(here) or self.every
 
+    def has(self, step: Step, where: Where, host: str) -> bool:
+        """Whether a step is typed on one host, of those of the cluster."""
+        if step.on is On.EVERY:
+            return True
+        if step.on is On.OTHERS:
+            return host not in self._at(where)
+        return host in self.of(step, where)
+
     def _at(self, where: Where) -> dict[str, None]:
         """The hosts that a place names; of ranks, nodes and links only where it names none."""
         ranks = (name for rank in where.ranks for name in self._of_rank.get(rank, ()))

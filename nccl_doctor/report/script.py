@@ -1,11 +1,12 @@
 """Shell script of the fixes of a report, to be read before it is run. Pure.
 
-Every line but the commands of the fixes is a comment, and each host runs its own part only.
+Every line but the commands of the fixes is a comment, and each host runs its own part only. What is
+for every host is said once, so the script grows with the report, and not with its square.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from nccl_doctor.model.findings import Finding, Severity
 from nccl_doctor.model.fixes import Fix, Step, word
@@ -13,6 +14,8 @@ from nccl_doctor.model.report import Report
 from nccl_doctor.report.places import Places
 from nccl_doctor.report.steps import Steps, is_for_shell, lasts, typed
 from nccl_doctor.toolkit.terminal import safe
+
+_HERE = 'case "$(uname -n)" in'
 
 
 def render(report: Report, host: str | None = None) -> str:
@@ -23,22 +26,16 @@ def render(report: Report, host: str | None = None) -> str:
     """
     steps, places = Steps(report), Places(report)
     findings = _to_fix(report)
-    hosts = steps.hosts if host is None else (host,)
-    parts: dict[tuple[str, ...], list[str]] = {}
-    for name in hosts:
-        body = tuple(_body(steps, places, findings, name))
-        if body:
-            parts.setdefault(body, []).append(name)
+    if host is not None:
+        body = list(_body(steps, places, findings, host))
+    else:
+        body = list(_Whole(steps, places).lines(findings))
     lines = [*_head(report, host), *_by_hand(places, findings)]
-    if not parts:
+    if not body:
         lines.append(
             "# No command is known that would fix it." if findings else "# Nothing to fix."
         )
-    elif host is not None:
-        lines += next(iter(parts))
-    else:
-        lines += _cases(parts)
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *body]) + "\n"
 
 
 def _to_fix(report: Report) -> list[Finding]:
@@ -107,12 +104,86 @@ def _step(step: Step) -> Iterator[str]:
         yield f"# undo: {safe(step.undo)}"
 
 
-def _cases(parts: dict[tuple[str, ...], list[str]]) -> Iterator[str]:
-    yield ""
-    yield 'case "$(uname -n)" in'
-    for body, names in parts.items():
-        yield f"{' | '.join(word(safe(name)) for name in names)})"
-        yield from body
-        yield ":"  # a part may hold nothing but comments
-        yield ";;"
-    yield "esac"
+class _Whole:
+    """The script for all hosts: finding by finding, each step where only its hosts run it."""
+
+    def __init__(self, steps: Steps, places: Places) -> None:
+        self._steps, self._places = steps, places
+        self._every = set(steps.hosts)
+        self._place = {name: at for at, name in enumerate(steps.hosts)}
+        self._said: set[str] = set()
+        """Commands that every host has been told."""
+
+    def lines(self, findings: Iterable[Finding]) -> Iterator[str]:
+        """Lines of all findings with steps; none where there is no such finding."""
+        parts = list(self._findings(findings))
+        if not parts:
+            return
+        yield ""
+        yield _HERE
+        yield f"{_pattern(self._steps.hosts)})"
+        yield from parts
+        yield from ("", ":", ";;", "esac")
+
+    def _findings(self, findings: Iterable[Finding]) -> Iterator[str]:
+        for finding in findings:
+            fix = finding.fix or finding.kind.fix
+            if isinstance(fix, Fix) and (turns := self._turns(fix, finding)):
+                yield ""
+                yield from _what(self._places, finding)
+                for turn in turns:
+                    yield from self._turn(turn)
+                for other in fix.alternatives:
+                    yield from self._other(other, finding)
+
+    def _turns(self, fix: Fix, finding: Finding) -> list[list[tuple[frozenset[str], Step]]]:
+        """The steps in order, with the hosts of each; those of different hosts are one turn."""
+        found: list[list[tuple[frozenset[str], Step]]] = []
+        seen: set[str] = set()
+        for step in fix.steps:
+            hosts = self._every.intersection(self._steps.hosts_of(step, finding.where))
+            if not hosts:
+                continue
+            if found and (hosts == found[-1][-1][0] or seen.isdisjoint(hosts)):
+                found[-1].append((frozenset(hosts), step))
+                seen |= hosts
+            else:
+                found.append([(frozenset(hosts), step)])
+                seen = set(hosts)
+        return found
+
+    def _turn(self, turn: Sequence[tuple[frozenset[str], Step]]) -> Iterator[str]:
+        if turn[0][0] == self._every:
+            for _, step in turn:
+                if step.command in self._said:
+                    yield f"# as above: {safe(step.command)}"
+                else:
+                    self._said.add(step.command)
+                    yield from _step(step)
+            return
+        branches: dict[frozenset[str], list[str]] = {}
+        for hosts, step in turn:
+            branches.setdefault(hosts, []).extend(_step(step))
+        yield _HERE
+        for hosts, lines in branches.items():
+            yield f"{_pattern(self._in_order(hosts))})"
+            yield from lines
+            yield ":"  # a part may hold nothing but comments
+            yield ";;"
+        yield "esac"
+
+    def _other(self, way: Fix, finding: Finding) -> Iterator[str]:
+        """Comments on another way to the same end."""
+        if not way.steps:
+            yield f"# or: {safe(way)}"
+        for step in way.steps:
+            hosts = self._every.intersection(self._steps.hosts_of(step, finding.where))
+            if hosts:
+                yield f"# or {self._steps.on(self._in_order(hosts))}: {safe(step.command)}"
+
+    def _in_order(self, hosts: Iterable[str]) -> list[str]:
+        return sorted(hosts, key=self._place.__getitem__)
+
+
+def _pattern(names: Iterable[str]) -> str:
+    return " | ".join(word(safe(name)) for name in names)

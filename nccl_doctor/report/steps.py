@@ -58,7 +58,11 @@ class Steps:
 
     def of_host(self, fix: Fix, where: Where, host: str) -> list[Step]:
         """Steps of a fix that are typed on one host."""
-        return [step for step in fix.steps if host in self._hosts.of(step, where)]
+        return [step for step in fix.steps if self._hosts.has(step, where, host)]
+
+    def hosts_of(self, step: Step, where: Where) -> tuple[str, ...]:
+        """Hosts on which a step of a finding at that place is typed."""
+        return self._hosts.of(step, where)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -68,12 +72,17 @@ class Steps:
     def on(self, names: Sequence[str]) -> str:
         """Hosts in words: `on ux2`, `on every host but ux0`."""
         given = set(names)
+        if len(self._hosts.every) - len(given) >= _FEW:
+            return f"on {self._named(names)}"
         left = [name for name in self._hosts.every if name not in given]
         if len(names) > 1 and not left:
             return "on every host"
         if 0 < len(left) < min(_FEW, len(names)) and len(names) > _FEW:
             return f"on every host but {', '.join(map(safe, left))}"
-        return f"on {shortened([self._full.get(name, name) for name in names], host_ranges)}"
+        return f"on {self._named(names)}"
+
+    def _named(self, names: Sequence[str]) -> str:
+        return shortened([self._full.get(name, name) for name in names], host_ranges)
 
     def _of(self, fixes: Sequence[tuple[Fix, Where]]) -> Iterator[Block]:
         """One block for a way, of fixes with the same commands."""

@@ -403,6 +403,35 @@ def test_a_script_runs_on_each_host_what_is_meant_for_it():
     assert "\n# by hand: look at it\n" in made
 
 
+def test_a_script_says_each_step_once_and_grows_with_the_findings():
+    hosts = tuple(f"ux{i}" for i in range(300))
+    every = Step("echo all", on=On.EVERY, persists=True)
+    findings = [
+        Finding(
+            SHUT,
+            f"m{i}",
+            Where(hosts=(host,)),
+            fix=Fix(
+                Step(f"echo {i}", persists=True),
+                every,
+                Step("echo last", (host, hosts[i - 1]), persists=True),
+                alternatives=[Fix(Step("echo c", persists=True))],
+            ),
+        )
+        for i, host in enumerate(hosts)
+    ]
+    each = fill_each(Fix(Step("# echo NIC")), [(host, {"NIC": f"n{host}"}) for host in hosts])
+    report = report_of(*findings, Finding(RISK, "r", fix=each), hosts=hosts)
+    made = script.render(report)
+    assert on_host(made, "ux7") == ["all", "7", "last", "last", "nux7"]
+    assert on_host(made, "elsewhere") == []
+    assert made.count("\necho all\n") == 1
+    assert made.count("\nux7)\n") == 2
+    assert "\n# or on ux7: echo c\n" in made
+    assert len(made) < 500 * len(hosts)
+    assert on_host(script.render(report, "ux7"), "ux7").count("all") == 300
+
+
 def test_a_script_for_one_host_says_all_about_each_step():
     report = report_of(Finding(SHUT, "64 MiB", Where(hosts=("ux2",)), fix=SAY))
     assert script.render(report, "ux2").splitlines()[3:] == [
