@@ -88,7 +88,8 @@ class SeenByRank(NamedTuple):
     def own(self) -> Mapping[str, Any] | None:
         """The GPU that this rank would take."""
         index = self.facts["device"]
-        return None if index is None else dict(self.facts["devices"][index])
+        device: Mapping[str, Any] | None = None if index is None else self.facts["devices"][index]
+        return device
 
     @property
     def sees(self) -> tuple[str, ...]:
@@ -140,8 +141,10 @@ def _visible_differs(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
     said = {one.rank.seat: one.hiding or "unset" for one in mine}
     seen = {one.rank.seat: (said[one.rank.seat], one.sees) for one in mine}
     odd = odd_ones_out(seen)
+    if odd is None:
+        return
     taken = {(one.own or {}).get("uuid") or one.rank.seat for one in mine}
-    if odd is not None and len(taken) == len(mine):  # else they share a GPU: another finding
+    if len(taken) == len(mine):  # else they share a GPU: another finding
         where = place_of(one.rank for one in mine if one.rank.seat in odd.places)
         if len(set(said.values())) > 1:
             sides = [f"{said[one.rank.seat]} (local rank {one.rank.local_rank})" for one in mine]
@@ -194,6 +197,8 @@ def _guessed(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
         and by_number[one.rank.seat]["index"] != one.facts["device"]
         and by_number[one.rank.seat]["uuid"]
     ]
+    if not wrong:
+        return
     binding = [one for one in wrong if _binds_by_number(one)]
     users = Counter(by_number[one.rank.seat]["uuid"] for one in mine if _binds_by_number(one))
     twice = {uuid for uuid, count in users.items() if count > 1}
@@ -249,7 +254,7 @@ def _binds(one: SeenByRank) -> bool:
 
 
 def _binds_by_number(one: SeenByRank) -> bool:
-    return _binds(one) and not one.has_local_rank
+    return not one.has_local_rank and _binds(one)
 
 
 def _shared(mps: Mapping[int, bool], seen: Iterable[SeenByRank]) -> Iterator[Finding]:

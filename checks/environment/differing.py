@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from nccl_doctor.api import Confidence, Fix, Severity, Where, place_of
 from nccl_doctor.toolkit.hosts import sides_in_words
@@ -18,6 +19,7 @@ FORWARDED = ("NCCL", "PYTHON", "MLFLOW", "MV2", "UCX")
 """Prefixes of the variables that DeepSpeed's launcher passes to other hosts
 (deepspeed/launcher/runner.py), besides the lines of .deepspeed_env."""
 
+T = TypeVar("T")
 _UNSET, _SET = "\0unset", "\0set"
 
 
@@ -29,7 +31,8 @@ def differing(seen: Seen) -> Iterator[Placed]:
     are blamed; else the odd hosts, or both sides of a tie.
     """
     stacks: dict[tuple[Severity, bool], dict[int, dict[str, str]]] = defaultdict(dict)
-    for name in sorted({row.name for _, view in seen.values() for row in view.rows}):
+    views = list({id(view): view for _, view in seen.values()}.values())
+    for name in sorted({row.name for view in views for row in view.rows}):
         row = table().variables[name]
         meanings = _meanings(seen, row)
         if len(set(meanings.values())) < 2:
@@ -38,7 +41,6 @@ def differing(seen: Seen) -> Iterator[Placed]:
         for seat, meaning in meanings.items():
             of_host[seen[seat][0].host.id].add(meaning)
         whole = all(len(each) == 1 for each in of_host.values())
-        views = [view for _, view in seen.values()]
         level = _level(row, whole, set(meanings.values()), views)
         for seat, meaning in meanings.items():
             place = seen[seat][0].host.id if whole else seat
@@ -50,7 +52,11 @@ def differing(seen: Seen) -> Iterator[Placed]:
 
 def _meanings(seen: Seen, row: Variable) -> dict[int, str]:
     """Seat → the effective value; empty if the variable cannot or need not be compared."""
-    views = {seat: view for seat, (_, view) in seen.items()}
+    views = {id(view): view for _, view in seen.values()}
+
+    def of_ranks(said: Mapping[int, T]) -> dict[int, T]:
+        return {seat: said[id(view)] for seat, (_, view) in seen.items()}
+
     if row.kind == "url" or row.gone:
         return {}
     if row.differs == "free":
@@ -59,12 +65,12 @@ def _meanings(seen: Seen, row: Variable) -> dict[int, str]:
         is_kept = row.name.startswith(FORWARDED)
         if not forgets or is_kept:
             return {}
-        return {seat: _SET if v.is_set(row.name) else _UNSET for seat, v in views.items()}
+        return of_ranks({at: _SET if v.is_set(row.name) else _UNSET for at, v in views.items()})
     if any(view.is_set(row.name) and view.text(row.name) is None for view in views.values()):
         return {}  # masked
     if row.rails:
-        return _rails({seat: _names(view, row.name) for seat, view in views.items()})
-    return {seat: view.meaning(row.name) or _UNSET for seat, view in views.items()}
+        return _rails(of_ranks({at: _names(view, row.name) for at, view in views.items()}))
+    return of_ranks({at: view.meaning(row.name) or _UNSET for at, view in views.items()})
 
 
 def _names(view: View, name: str) -> tuple[str, ...]:
@@ -135,7 +141,7 @@ def _phrase(view: View, name: str) -> str:
 def _sides(seen: Seen, name: str, whole: bool) -> dict[str, list[str]]:
     """Setting of a variable as text → hosts or ranks that have it."""
     phrases: dict[str, str] = {}
-    sides: dict[str, list[str]] = {}
+    sides: dict[str, dict[str, None]] = {}
     row = table().variables[name]
     meanings = _meanings(seen, row)
     for seat, (rank, view) in seen.items():
@@ -143,9 +149,8 @@ def _sides(seen: Seen, name: str, whole: bool) -> dict[str, list[str]]:
         if not row.rails:  # whose names may be others, and mean the same
             phrase = phrases.setdefault(meanings[seat], phrase)
         label = rank.host.label if whole else f"rank {rank.rank}"
-        if label not in sides.setdefault(phrase, []):
-            sides[phrase].append(label)
-    return sides
+        sides.setdefault(phrase, {})[label] = None
+    return {phrase: list(labels) for phrase, labels in sides.items()}
 
 
 def _and(names: Sequence[str]) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from nccl_doctor.api import Cluster, Where, place_of
 
 from .differing import differing
 from .proxies import differing_proxies
 from .rules import problems
-from .view import Placed, Problem, Seen, look
+from .view import Placed, Problem, Seen, View, look
 
 
 def judge_variables(cluster: Cluster, check: str) -> Iterator[Placed]:
@@ -18,20 +18,22 @@ def judge_variables(cluster: Cluster, check: str) -> Iterator[Placed]:
     A problem that all ranks of a host share belongs to the host.
     """
     seen = look(cluster, check)
+    alike: dict[int, tuple[View, set[int]]] = {}
+    hosts: dict[int, set[int]] = {}
+    for seat, (rank, view) in seen.items():
+        alike.setdefault(id(view), (view, set()))[1].add(seat)
+        hosts.setdefault(rank.host.id, set()).add(seat)
     found: dict[Problem, set[int]] = {}
-    for seat, (_, view) in seen.items():
+    for view, seats in alike.values():
         for problem in problems(view):
-            found.setdefault(problem, set()).add(seat)
+            found.setdefault(problem, set()).update(seats)
     for problem, seats in found.items():
-        yield Placed(problem, _place(seen, seats))
+        yield Placed(problem, _place(seen, hosts, seats))
     yield from differing(seen)
     yield from differing_proxies(seen)
 
 
-def _place(seen: Seen, seats: set[int]) -> Where:
-    hosts: dict[int, set[int]] = {}
-    for seat, (rank, _) in seen.items():
-        hosts.setdefault(rank.host.id, set()).add(seat)
+def _place(seen: Seen, hosts: Mapping[int, set[int]], seats: set[int]) -> Where:
     places = []
     for here in hosts.values():
         mine = place_of(seen[seat][0] for seat in here & seats)

@@ -27,7 +27,11 @@ def covers_master(view: View) -> Iterator[Problem]:
 
 def differing_proxies(seen: Seen) -> Iterator[Placed]:
     """Problem if some hosts, or some ranks of a host, have a proxy and others have none."""
-    has = {seat: bool(_set(view)) for seat, (_, view) in seen.items()}
+    views = {id(view): view for _, view in seen.values()}
+    set_in = {at: bool(_set(view)) for at, view in views.items()}
+    has = {seat: set_in[id(view)] for seat, (_, view) in seen.items()}
+    if len(set(has.values())) < 2:
+        return
     of_host: dict[int, set[bool]] = {}
     for seat, (rank, _) in seen.items():
         of_host.setdefault(rank.host.id, set()).add(has[seat])

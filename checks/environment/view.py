@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -58,13 +59,22 @@ def version_tuple(text: str | None) -> tuple[int, ...]:
 class View:
     """The effective variables of one rank, and the facts that decide their severity."""
 
-    def __init__(self, cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        facts: Mapping[str, Any],
+        given: Mapping[str, str],
+        *,
+        launcher: str,
+        has_peers_here: bool,
+    ) -> None:
+        """`given`: the environment of the rank, as far as a rule may ask for it."""
         self.facts = facts
         self.backend = cluster.backend
         self.spans_hosts = cluster.is_multi_host()
-        self.launcher = rank.launch.launcher if rank.launch else "none"
-        self.given = rank.env
-        self.has_peers_here = len(cluster.ranks_on(rank.host)) > 1
+        self.launcher = launcher
+        self.given = given
+        self.has_peers_here = has_peers_here
         self.has_several_models = bool(facts.get("several_models"))
         self._settings: Mapping[str, Mapping[str, Any]] = facts["variables"]
 
@@ -197,25 +207,59 @@ def either(first: Fix, *others: str) -> Fix:
 
 
 Seen = Mapping[int, tuple[Rank, View]]
-"""Seat → the participant and its variables."""
+"""Seat → the participant and its variables. Ranks with the same variables have one `View`."""
 
 
 def look(cluster: Cluster, check: str) -> Seen:
     """The variables of every rank, from the facts of `check`."""
     loaded, mixed = loaded_nccl(cluster), hosts_of_several_models(cluster)
-    asked = {rank.host.id: facts.get("asked") or {} for rank, facts in cluster.facts("interfaces")}
+    answers = {
+        rank.host.id: facts.get("asked") or _NO_ANSWER
+        for rank, facts in cluster.facts("interfaces")
+    }
+    same, views = _Same(), dict[Hashable, View]()
+    rows = table().variables
     seen = {}
     for rank, facts in cluster.facts(check):
-        answer = asked.get(rank.host.id, {})
-        listed = answer.get("names", ())
-        known = {
-            **facts,
-            # An NCCL that is newer than the table may list them itself.
-            "unknown": [name for name in facts["unknown"] if name not in listed],
-            "readings": answer.get("readings", {}),
-            # The version that torch was built with, if the loaded one is not known.
-            "nccl": loaded.get(rank.seat) or facts.get("nccl"),
-            "several_models": rank.host.id in mixed,
-        }
-        seen[rank.seat] = rank, View(cluster, rank, known)
+        answer = answers.get(rank.host.id, _NO_ANSWER)
+        unknown = facts["unknown"]
+        given = {n: value for n, value in rank.env.items() if n in rows or n in unknown}
+        # The version that torch was built with, if the loaded one is not known.
+        nccl = loaded.get(rank.seat) or facts.get("nccl")
+        launcher = rank.launch.launcher if rank.launch else "none"
+        peers = len(cluster.ranks_on(rank.host)) > 1
+        key = (
+            *(same.number(facts), same.number(answer), tuple(given.items())),
+            *(nccl, rank.host.id in mixed, launcher, peers),
+        )
+        if key not in views:
+            listed = answer.get("names", ())
+            read = {
+                **facts,
+                # An NCCL that is newer than the table may list them itself.
+                "unknown": [name for name in unknown if name not in listed],
+                "readings": answer.get("readings", {}),
+                "nccl": nccl,
+                "several_models": rank.host.id in mixed,
+            }
+            views[key] = View(cluster, read, given, launcher=launcher, has_peers_here=peers)
+        seen[rank.seat] = rank, views[key]
     return seen
+
+
+_NO_ANSWER: Mapping[str, Any] = {}
+
+
+class _Same:
+    """Numbers of facts, the same for equal ones; those that are one object are looked at once."""
+
+    def __init__(self) -> None:
+        self._of_object: dict[int, int] = {}
+        self._of_text: dict[str, int] = {}
+
+    def number(self, facts: Mapping[str, Any]) -> int:
+        """The number of facts that live longer than this."""
+        if id(facts) not in self._of_object:
+            text = json.dumps(facts, default=repr)
+            self._of_object[id(facts)] = self._of_text.setdefault(text, len(self._of_text))
+        return self._of_object[id(facts)]

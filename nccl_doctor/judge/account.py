@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from nccl_doctor.judge.checks import in_words, view_for
@@ -57,6 +57,14 @@ class Units:
         witnesses = [(host.id, host.facts) for host in cluster.hosts if by_host]
         witnesses += [(r.host.id if by_host else r.seat, r.facts) for r in cluster.ranks]
         self.facts = [(unit, facts) for unit, facts in witnesses if facts]
+        self._in_order: dict[frozenset[int], tuple[str, ...]] = {}
+
+    def labels_of(self, units: Set[int]) -> tuple[str, ...]:
+        """Labels of units in order; one tuple for all checks that were tested by the same ones."""
+        key = frozenset(units)
+        if key not in self._in_order:
+            self._in_order[key] = tuple(self.labels.get(at, str(at)) for at in sorted(units))
+        return self._in_order[key]
 
     def _enroll(self, cluster: Cluster) -> None:
         for host in cluster.hosts if self.by_host else ():
@@ -102,72 +110,79 @@ class Account:
         self.by_host = self.units.by_host
         self.broken: str | None = None
         self.labels, self.numbers = self.units.labels, self.units.numbers
-        self.tested: dict[int, str] = {}
-        self.skips: list[str] = []
+        self.tested: set[int] = set()
+        self.skips: dict[str, None] = {}
         self.gaps: list[Gap] = []
-        self._took: dict[str, float] = defaultdict(float)
+        self._took: dict[str, float] = {}
+        self._said: dict[str, str] = {}
         self.due = self._due(cluster)
         held = self._read()
-        for unit, name in self.due:
-            if (unit, name) not in held:
-                text = "no outcome" if name == ALONE else f"no outcome of {name}"
-                self._gap(unit, name, text, missing=True)
+        for name, units in self.due.items():
+            there = held.get(name, set())
+            text = "no outcome" if name == ALONE else f"no outcome of {name}"
+            for unit in () if units.keys() <= there else units:
+                if unit not in there:
+                    self._gap(unit, name, text, missing=True)
 
     @property
     def duration_s(self) -> float:
         """Sum over the rounds of the slowest time in each."""
         return sum(self._took.values())
 
-    def _due(self, cluster: Cluster) -> dict[tuple[int, str], Where]:
-        """(unit, round) → place whose failure stops that unit's part of the round."""
+    def _due(self, cluster: Cluster) -> dict[str, Mapping[int, Where]]:
+        """Round → unit → place whose failure stops that unit's part of the round."""
         if not self.check.together:
-            return {(unit, ALONE): where for unit, where in self.units.present.items()}
-        due = {}
+            return {ALONE: self.units.present}
+        due: dict[str, dict[int, Where]] = {}
         try:
             rounds = tuple(self.check.plan(cluster))
         except Skip as reason:
-            self.skips.append(str(reason))
+            self.skips[str(reason)] = None
             rounds = ()
         except Exception as error:  # as in judge_all
             self.broken = f"plan raised {in_words(error)}"
             rounds = ()
         symptom = is_of_a_group(self.check.layer)
         for item in rounds:
+            here = due.setdefault(item.name, {})
             for group in item.groups:
                 seats = [self.units.seats[seat] for seat in group if seat in self.units.seats]
-                whole = _all_of(seats) if symptom else Where()
+                of_all = _all_of(seats) if symptom else Where()
+                whole = of_all if of_all else None  # asked once, not for each of its ranks
                 for rank in seats:
                     unit = rank.host.id if self.by_host else rank.seat
                     if unit not in self.units.absent:
-                        due[unit, item.name] = whole or self.units.where[unit]
+                        here[unit] = whole or self.units.where[unit]
         return due
 
-    def _read(self) -> set[tuple[int, str]]:
-        held: set[tuple[int, str]] = set()
-        check = self.check.name
+    def _read(self) -> dict[str, set[int]]:
+        """Round → units with an outcome; what they are is noted."""
+        held: dict[str, set[int]] = {}
+        check, good = self.check.name, OutcomeStatus.OK
         for unit, facts in self.units.facts:
             if check not in facts:
                 continue
             for name, outcome in facts[check].items():
-                held.add((unit, name))
+                if name not in held:
+                    held[name], self._took[name] = set(), 0.0
+                held[name].add(unit)
                 self._took[name] = max(self._took[name], outcome.duration_s)
-                if outcome.status is OutcomeStatus.OK and not outcome.reason:  # nearly all are so
-                    self.tested[unit] = self.labels.get(unit, str(unit))
+                if outcome.status is good and not outcome.reason:  # nearly all are so
+                    self.tested.add(unit)
                 else:
                     self._outcome(unit, name, outcome)
         return held
 
     def _outcome(self, unit: int, name: str, outcome: Outcome) -> None:
-        reason = outcome.reason.strip()
-        if reason.startswith("Traceback"):  # its last line says it; the whole stands in the facts
-            reason = reason.splitlines()[-1]
-        reason = " ".join(reason.split())
+        reason = self._said.get(outcome.reason, "")
+        if outcome.reason and not reason:  # the same on nearly all ranks
+            reason = self._said[outcome.reason] = _in_one_line(outcome.reason)
         if outcome.status is OutcomeStatus.OK:
-            self.tested[unit] = self.labels.get(unit, str(unit))
+            self.tested.add(unit)
             if reason:  # a part of it
                 self._gap(unit, name, f"{_WORDS[OutcomeStatus.UNTESTED]}: {reason}")
         elif outcome.status is OutcomeStatus.SKIPPED:
-            self.skips.append(reason)
+            self.skips[reason] = None
         else:
             text = _WORDS[outcome.status]
             if outcome.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED) and outcome.last_step:
@@ -177,7 +192,7 @@ class Account:
             self._gap(unit, name, f"{text}: {reason}" if reason else text)
 
     def _gap(self, unit: int, name: str, text: str, *, missing: bool = False) -> None:
-        where = self.due.get((unit, name)) or self.units.where.get(unit) or Where()
+        where = self.due.get(name, _NONE).get(unit) or self.units.where.get(unit) or Where()
         self.gaps.append(Gap(unit, where, text, missing=missing))
 
     def in_one_line(self, gaps: Iterable[Gap]) -> str:
@@ -198,6 +213,16 @@ class Account:
             return ", ".join((ranks if numbers else []) + others)
         names = [self.labels.get(unit, str(unit)) for unit in units]
         return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+
+
+_NONE: Mapping[int, Where] = {}
+
+
+def _in_one_line(reason: str) -> str:
+    reason = reason.strip()
+    if reason.startswith("Traceback"):  # its last line says it; the whole stands in the facts
+        reason = reason.splitlines()[-1]
+    return " ".join(reason.split())
 
 
 def _all_of(ranks: Sequence[Rank]) -> Where:

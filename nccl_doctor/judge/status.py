@@ -97,7 +97,7 @@ def _result(
         status=status,
         reason=reason,
         duration_s=account.duration_s,
-        tested=tuple(account.tested[unit] for unit in sorted(account.tested)),
+        tested=account.units.labels_of(account.tested),
     )
 
 

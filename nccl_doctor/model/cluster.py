@@ -36,7 +36,15 @@ MAX_BREADCRUMBS = 40
 """Steps of a child that are kept: the last ones."""
 
 
-@dataclass(frozen=True)
+_NONE: Mapping[str, Any] = {}
+"""One for all outcomes without: a report of ten thousand ranks has half a million."""
+
+
+def _none() -> Mapping[str, Any]:
+    return _NONE
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """Result of one probe child: facts, or its ending and its last activity.
 
@@ -50,19 +58,19 @@ class Outcome:
     """
 
     status: OutcomeStatus
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=_none)
     reason: str = ""
     breadcrumbs: tuple[Mapping[str, Any], ...] = ()
     stack: str = ""
     state: str = ""
     wchan: str = ""
     log_tail: str = ""
-    witness: Mapping[str, Any] = field(default_factory=dict)
+    witness: Mapping[str, Any] = field(default_factory=_none)
     exit_code: int | None = None
     signal: str | None = None
     duration_s: float = 0.0
     group: int | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=_none)
 
     @property
     def last_step(self) -> str:
@@ -107,20 +115,23 @@ class Outcome:
         witness = data.get("witness")
         return cls(
             status=OutcomeStatus(data["status"]),
-            facts=data.get("facts", {}),
+            facts=data.get("facts", _NONE),
             reason=_text(data, "reason"),
             breadcrumbs=tuple(c for c in data.get("breadcrumbs", ()) if isinstance(c, Mapping)),
             stack=_text(data, "stack"),
             state=_text(data, "state"),
             wchan=_text(data, "wchan"),
             log_tail=_text(data, "log_tail"),
-            witness=witness if isinstance(witness, Mapping) else {},
+            witness=witness if isinstance(witness, Mapping) else _NONE,
             exit_code=_number(data, "exit_code"),
             signal=_text(data, "signal") or None,
             duration_s=data.get("duration_s", 0.0),
             group=_number(data, "group"),
-            extra={key: data[key] for key in data.keys() - cls.__dataclass_fields__.keys()},
+            extra={key: data[key] for key in data if key not in _FIELDS} or _NONE,
         )
+
+
+_FIELDS = frozenset(Outcome.__dataclass_fields__)
 
 
 def _text(data: Mapping[str, Any], key: str) -> str:

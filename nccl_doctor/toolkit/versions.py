@@ -97,6 +97,9 @@ def differences(stacks: Mapping[int, Mapping[str, str]]) -> tuple[Difference, ..
     Args:
         stacks: place → component → version. A component that a place lacks is not compared there.
     """
+    first = next(iter(stacks.values()), {})
+    if all(stack == first for stack in stacks.values()):
+        return ()
     components = list(dict.fromkeys(name for stack in stacks.values() for name in stack))
     merged: dict[tuple[tuple[int, ...], bool], list[tuple[str, str | None, str | None]]] = {}
     for name in components:
@@ -134,11 +137,11 @@ def sides_on_hosts(odd: Difference, labels: Mapping[int, str]) -> dict[str, str]
 
 
 def _sides(stacks: Mapping[int, Mapping[str, str]], name: str) -> dict[str, tuple[int, ...]]:
-    sides: dict[str, tuple[int, ...]] = {}
+    sides: dict[str, list[int]] = {}
     for place, stack in stacks.items():
         if name in stack:
-            sides[stack[name]] = (*sides.get(stack[name], ()), place)
-    return sides
+            sides.setdefault(stack[name], []).append(place)
+    return {version: tuple(places) for version, places in sides.items()}
 
 
 def place_of(ranks: Iterable[Rank]) -> Where:
