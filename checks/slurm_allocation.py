@@ -1,25 +1,30 @@
-"""Is the master one of the hosts that Slurm allocated to the job?
+"""Do the master and the number of hosts fit what Slurm allocated to the job?
 
 What it checks
 --------------
 Under Slurm, MASTER_ADDR (or PET_RDZV_ENDPOINT) is compared with the hosts of SLURM_JOB_NODELIST and
-with SLURM_LAUNCH_NODE_IPADDR, the address of the host on which srun was started.
+with SLURM_LAUNCH_NODE_IPADDR, the address of the host on which srun was started. If hosts are
+missing, the number of hosts that the job expects is compared with the list too.
 
 Why it matters
 --------------
 SLURM_LAUNCH_NODE_IPADDR, and `hostname` in a script that runs outside the allocation, are those of
-a login node: no rank runs there to serve the store, and all ranks wait for their time-out.
+a login node: no rank runs there to serve the store, and all ranks wait for their time-out. So they
+do where --nnodes, or WORLD_SIZE, was written for a larger allocation.
 
 How to fix
 ----------
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 If that name does not resolve on every host, which is tried before it is recommended, use the
 address by which Slurm reaches the node: scontrol show node NAME shows it as NodeAddr.
+For the number of hosts: --nnodes=$SLURM_NNODES.
 
 When it is wrong
 ----------------
 Hosts may have a second name on a fast network that Slurm does not know. So there is no finding if
-all hosts signed in, or if a host of the job has the address.
+all hosts signed in, or if a host of the job has the address. A job may span two allocations, of
+which one has not started: then its number of hosts is right. Jobs of several components
+(heterogeneous ones) are not compared.
 
 References
 ----------
@@ -28,15 +33,28 @@ sbatch(1), srun(1): output environment variables; scontrol(1): show hostnames.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from nccl_doctor.api import Check, Cluster, Confidence, Context, Finding, Kind, Layer, Skip, Where
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Fix,
+    Kind,
+    Layer,
+    On,
+    Skip,
+    Where,
+)
 from nccl_doctor.toolkit.c10d import endpoint_host, rendezvous_of
 from nccl_doctor.toolkit.hosts import everybody_came_in
 from nccl_doctor.toolkit.net.interfaces import is_loopback
 from nccl_doctor.toolkit.net.names import LookUp, look_up
+from nccl_doctor.toolkit.relaunch import start_with
 from nccl_doctor.toolkit.slurm import address_of, slurm_hosts
 
 MASTER_OUTSIDE_ALLOCATION = Kind(
@@ -46,15 +64,23 @@ MASTER_OUTSIDE_ALLOCATION = Kind(
     why="No rank runs on a login node: the store is not served there, and every rank waits.",
     fix='export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
 )
+NNODES_BEYOND = Kind(
+    code="nnodes-beyond-allocation",
+    layer=Layer.LAUNCH,
+    title="The job expects more hosts than Slurm allocated",
+    why="All allocated hosts are here, and no other one can come: every rank waits for its "
+    "time-out.",
+    fix="--nnodes=$SLURM_NNODES in the line that starts the job, or more hosts: sbatch --nodes",
+)
 LOOK_UP_S = 2.0
 
 
 class SlurmAllocation(Check):
-    """Compares the master with Slurm's list of hosts."""
+    """Compares the master, and the number of hosts, with Slurm's list of hosts."""
 
     name = "slurm_allocation"
     layer = Layer.LAUNCH
-    kinds = (MASTER_OUTSIDE_ALLOCATION,)
+    kinds = (MASTER_OUTSIDE_ALLOCATION, NNODES_BEYOND)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Slurm's hosts, and the addresses of the master; `first`: those of the first of Slurm's
@@ -84,13 +110,17 @@ class SlurmAllocation(Check):
         """Findings only if a host did not sign in, and no host that reported has the address."""
         if everybody_came_in(cluster):
             return
+        yield from _beyond(cluster)
         owned = {address for host in cluster.hosts for address in host.addresses}
         names = {_short(host.name) for host in cluster.hosts if host.name}
         said: set[str] = set()
         for _, facts in cluster.facts(self.name):
-            master, hosts = facts["master"], {_short(host) for host in facts["hosts"]}
+            master = facts["master"]
             here = any(a in owned or is_loopback(a) for a in facts["answers"])
-            if not master or master in said or here or _short(master) in hosts | names:
+            if not master or master in said or here or _short(master) in names:
+                continue
+            hosts = {_short(host) for host in facts["hosts"]}
+            if _short(master) in hosts:
                 continue
             is_number = bool(facts["answers"]) and master in facts["answers"]
             launch = facts["launch_node"] in (master, *facts["answers"])
@@ -114,6 +144,33 @@ class SlurmAllocation(Check):
                 fix=fix,
                 confidence=Confidence.LIKELY,
             )
+
+
+def _beyond(cluster: Cluster) -> Iterator[Finding]:
+    """The finding where each host of Slurm's list is here, and the job expects more."""
+    lists = [facts["hosts"] for _, facts in cluster.facts(SlurmAllocation.name)]
+    here = cluster.present_hosts
+    firsts = [rank for host in here if (rank := cluster.first_on(host))]
+    several = any("SLURM_HET_SIZE" in rank.env for rank in firsts)
+    if several or not cluster.complete or len(lists) < len(here) or not lists:
+        return
+    listed = {_short(name) for name in lists[0]}
+    whole = len(listed) == len(here) and listed == {_short(host.label) for host in here}
+    nodes = {rank.host.node_rank for rank in cluster.absent} - {None}
+    beyond = whole and nodes and cluster.nnodes > len(listed)
+    if beyond and all(each == lists[0] for each in lists):
+        fix = Fix(
+            *start_with(firsts, "nnodes", len(listed), On.EVERY),
+            alternatives=[f"ask for more hosts: sbatch --nodes={cluster.nnodes}"],
+        )
+        yield Finding(
+            NNODES_BEYOND,
+            f"the job expects {cluster.nnodes} hosts; SLURM_JOB_NODELIST has {len(listed)}, and "
+            "all of them are here",
+            Where(nodes=tuple(sorted(node for node in nodes if node is not None))),
+            fix=fix,
+            confidence=Confidence.LIKELY,
+        )
 
 
 def _look_up(name: str) -> LookUp:

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from nccl_doctor.api import Cluster, Context, Launch, Skip
+from nccl_doctor.checks.ranks import Ranks
 from nccl_doctor.checks.slurm_allocation import SlurmAllocation
+from nccl_doctor.judge.conclusion import conclude
 from tests.support.clusters import make_cluster, shut_out
 from tests.support.findings import judge, only
+from tests.support.reports import RUN
 
 CHECK = SlurmAllocation()
 
@@ -101,3 +104,40 @@ def test_what_is_read() -> None:
     assert CHECK.observe(Context(launch=launch, env=c10d))["master"] == "127.0.0.2"
     with pytest.raises(Skip):
         CHECK.observe(Context(launch=launch, env={}))
+
+
+def fewer(*absent: int, nodelist: tuple[str, ...] = ("nd0", "nd1"), **env: str) -> Cluster:
+    """Four hosts are expected; Slurm has a list of its own."""
+    names = ("nd0", "nd1", "nd2", "nd3")
+    seen = {**view("nd0", "192.168.77.1"), "hosts": list(nodelist)}
+    by_host = dict.fromkeys(names, seen)
+    made = make_cluster(
+        names, 1, check="slurm_allocation", by_host=by_host, absent_nodes=absent, env={0: env}
+    )
+    return made
+
+
+def test_a_job_that_expects_more_hosts_than_the_allocation_has() -> None:
+    made = fewer(2, 3)
+    found = only(CHECK, made, "nnodes-beyond-allocation", nodes=[2, 3])
+    assert found.message == (
+        "the job expects 4 hosts; SLURM_JOB_NODELIST has 2, and all of them are here"
+    )
+    assert "--nnodes 2" in found.fix
+    report = conclude(made, [CHECK, Ranks()], run=RUN)
+    assert [cause.code for cause in report.root_causes] == ["nnodes-beyond-allocation"]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        fewer(),
+        fewer(3),  # two agents on one host: there is room for the fourth
+        fewer(1, 2, 3),  # a host of the list is missing itself
+        fewer(2, 3, nodelist=("nd0", "nd1", "nd2", "nd3")),
+        fewer(2, 3, nodelist=("nd0", "node1")),  # the host has another name there
+        fewer(2, 3, SLURM_HET_SIZE="2"),
+    ],
+)
+def test_hosts_that_may_still_come_are_not_too_many(made: Cluster) -> None:
+    assert judge(CHECK, made) == []

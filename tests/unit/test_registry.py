@@ -426,6 +426,7 @@ CODES = """
     nccl-answer-differs
     rdzv-endpoint-unhosted rdzv-endpoint-ambiguous agent-name-unresolvable
     agent-name-misleads hosts-fewer-than-most elastic-without-restarts master-outside-allocation
+    nnodes-beyond-allocation
     rdma-device-missing rdma-fabric-differs rdma-rate-differs rdma-mtu-differs rdma-pci-slow
     pkey-index-empty pkey-differs pkey-limited
     rdma-firmware-differs rdma-errors-rising roce-gid-index-empty roce-gid-missing roce-gid-differs
