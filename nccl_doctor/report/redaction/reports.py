@@ -51,6 +51,7 @@ _UNLIKE_A_WORD = re.compile(r"[\d.:-]")
 _ENDING = re.compile(rf"[^\s=]+\.(?:{'|'.join(sorted(ENDINGS))})")
 _PLAIN = frozenset({int, float, bool, type(None)})
 """Types of values that name nobody."""
+_MOST_SEEN = 1 << 16
 _OWN_PARTS = ("run", "findings", "root_causes", "checks", "hosts", "ranks")
 
 
@@ -68,42 +69,66 @@ def redact(report: Report, key: bytes) -> tuple[Report, Book]:
     book = Book(key)
     if report.redacted:
         return report, book
-    text = known_of(report, book)
-    data = _Writer(text).report(report.to_json())
+    plain = report.to_json()
+    data = _Writer(_known_in(plain, book)).report(plain)
     data["run"]["redacted_with"] = book.fingerprint
     return Report.from_json({**data, "redacted": True}), book
 
 
 def known_of(report: Report, book: Book) -> Text:
     """Text replacer for any text that belongs to a report, such as a log of the same run."""
-    text = Text(book)
-    found: dict[str, dict[str, None]] = defaultdict(dict)
-    _gather("", report.to_json(), found)
-    for key, values in found.items():
+    return _known_in(report.to_json(), book)
+
+
+def _known_in(data: Mapping[str, Any], book: Book) -> Text:
+    text, texts = Text(book), _Texts()
+    texts.gather("", data)
+    for key, values in texts.found.items():
         for value in values:
             _learn(text, key, value)
     return text
 
 
-def _gather(key: str, value: Any, found: dict[str, dict[str, None]]) -> None:
-    """Add every text to those of the key that it stands behind, once: ranks say much the same. Keys
-    of tables are texts too.
+class _Seen(dict[tuple[str, int], Any]):
+    """What was made of lists and tables, by key and identity: what ranks have in common is one
+    object, and is looked at once. Of those that are not, only the last ones are kept.
     """
-    if isinstance(value, str):
-        found[key][value] = None
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for item in value:
-            if type(item) not in _PLAIN:
-                _gather(key, item, found)
-    elif isinstance(value, Mapping):
-        names = found[""]
-        for name, item in value.items():
-            name = str(name)
-            names[name] = None
-            if type(item) is str:
-                found[_behind(key, name)][item] = None
-            elif type(item) not in _PLAIN:
-                _gather(_behind(key, name), item, found)
+
+    def keep(self, key: str, value: Any, made: Any) -> None:
+        """Note what was made of a value that lives longer than this."""
+        if len(self) >= _MOST_SEEN:
+            self.clear()
+        self[key, id(value)] = made
+
+
+class _Texts:
+    """Every text, once, with those of the key that it stands behind: ranks say much the same."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[str, None]] = defaultdict(dict)
+        self._seen = _Seen()
+
+    def gather(self, key: str, value: Any) -> None:
+        """Add the texts of a value. Keys of tables are texts too."""
+        if isinstance(value, str):
+            self.found[key][value] = None
+        elif (key, id(value)) in self._seen:
+            return
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            for item in value:
+                if type(item) not in _PLAIN:
+                    self.gather(key, item)
+            self._seen.keep(key, value, True)
+        elif isinstance(value, Mapping):
+            names = self.found[""]
+            for name, item in value.items():
+                name = str(name)
+                names[name] = None
+                if type(item) is str:
+                    self.found[_behind(key, name)][item] = None
+                elif type(item) not in _PLAIN:
+                    self.gather(_behind(key, name), item)
+            self._seen.keep(key, value, True)
 
 
 def _behind(key: str, name: str) -> str:
@@ -141,6 +166,7 @@ class _Writer:
 
     def __init__(self, text: Text) -> None:
         self._text = text
+        self._seen = _Seen()
         self._string = lru_cache(maxsize=65536)(self._made_string)
         self._keys = lru_cache(maxsize=65536)(self._made_keys)
 
@@ -157,6 +183,15 @@ class _Writer:
             return value
         if isinstance(value, str):
             return self._string(key, value)
+        if own:  # each of them another
+            return self._made(key, value, own=True)
+        made = self._seen.get((key, id(value)))
+        if made is None:
+            made = self._made(key, value, own=False)
+            self._seen.keep(key, value, made)
+        return made
+
+    def _made(self, key: str, value: Any, *, own: bool) -> Any:
         if isinstance(value, (list, tuple)):
             return [self._any(key, item, own=own) for item in value]
         if isinstance(value, Mapping):
