@@ -92,6 +92,8 @@ def troubles_between(
 
 def _unreachable(facts: Mapping[str, Any], hints: Sequence[str]) -> Iterator[Between]:
     """Pairs that cannot reach each other's memory, where most equally near pairs can."""
+    if facts["p2p"].keys() <= {"OK"}:
+        return
     why = {_pair(pair): reason for reason, pairs in facts["p2p"].items() for pair in pairs}
     bad: dict[tuple[int, int], str] = {}
     for level, pairs in facts["nearest"].items():
@@ -148,6 +150,8 @@ def _unsupported(facts: Mapping[str, Any], copying: Copying) -> Iterator[Between
         for gpu in facts["gpus"]
         if gpu["index"] in copying.used and _is_without(gpu)
     }
+    if len(boards) < 2:
+        return
     able = [_pair(pair) for pair in facts["p2p"].get("OK", ())]
     pairs = [pair for pair in able if set(pair) <= set(boards)]
     if not pairs:
