@@ -161,7 +161,7 @@ class Links(Check):
         rounds = [Round(_FIRST, (seats,), deadline, params, may_shrink=True, pairs=pairs)]
         reports = list(cluster.facts(self.name, _FIRST))
         meetings = try_again(read_measures(reports), _nics(reports))
-        for name, met in turns(meetings, len(seats)):
+        for name, met in turns(cluster, self.name, meetings, len(seats)):
             again = tuple(sorted({seat for meeting in met for seat in meeting}))
             held = in_slots(met)
             deadline = _LISTEN_S + _PACE_AGAIN.limit_s * (1 + len(held))

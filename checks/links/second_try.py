@@ -14,11 +14,17 @@ AGAIN = "confirm"
 """How the names of these rounds begin."""
 
 
-def turns(meetings: Sequence[Meeting], hosts: int) -> Iterator[tuple[str, list[Meeting]]]:
+def turns(
+    cluster: Cluster, check: str, meetings: Sequence[Meeting], hosts: int
+) -> Iterator[tuple[str, list[Meeting]]]:
     """Name and meetings of each round, of which at most half as many are held at once as so many
     hosts have held in the first try.
     """
-    for number, held in enumerate(in_turns(meetings, max(1, hosts // 4)), 1):
+    planned = in_turns(meetings, max(1, hosts // 4))
+    were_there = {each.rank.seat for each in cluster.evidence(check, AGAIN)}
+    if planned and not were_there.issubset(seat for met in planned[0] for seat in met):
+        planned = [list(meetings)]  # the report of an older version, which had one round for all
+    for number, held in enumerate(planned, 1):
         yield f"{AGAIN}-{number}" if number > 1 else AGAIN, held
 
 

@@ -72,25 +72,22 @@ class World:
 
     def cluster(self, **fields: Any) -> Cluster:
         """After both rounds, as re-read from a saved report."""
-        return self._with(CHECK.plan(self.first(**fields))[1:], **fields)
-
-    def first(self, **fields: Any) -> Cluster:
-        """After the first round."""
-        return self._with(**fields)
+        return self.after(CHECK.plan(self.after(**fields))[1:], **fields)
 
     def judge(self, **fields: Any) -> list[Finding]:
         cluster = self.cluster(**fields)
         assert [r.name for r in CHECK.plan(cluster)] == [
-            r.name for r in CHECK.plan(self.first(**fields))
+            r.name for r in CHECK.plan(self.after(**fields))
         ]
         return judge(CHECK, cluster)
 
     def meetings(self) -> set[frozenset[str]]:
         """Pairs of hosts that meet again."""
-        _, *again = CHECK.plan(self.first())
+        _, *again = CHECK.plan(self.after())
         return {frozenset(self.names[seat // 2] for seat in m) for r in again for m in _met(r)}
 
-    def _with(self, again: Sequence[Round] = (), **fields: Any) -> Cluster:
+    def after(self, again: Sequence[Round] = (), **fields: Any) -> Cluster:
+        """After the first round and these."""
         made = make_cluster(self.names, backend=self.backend, **fields)
         hosts = []
         for host in made.hosts:

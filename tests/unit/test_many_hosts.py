@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cProfile
+import json
 import pstats
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,6 +66,18 @@ def test_of_many_hosts_the_fault_is_named_and_nobody_else(
         assert links == {frozenset(map(name_of, pair)) for pair in CUT}
     if name == "silent":
         assert [cause.where.nodes for cause in report.root_causes] == [(40,)]
+
+
+def test_facts_that_are_one_object_are_judged_and_redacted_as_equal_ones() -> None:
+    """Rules look at what ranks have in common once; in JSON each rank has facts of its own."""
+    odd = Faults(odd=frozenset({3}), silent=frozenset({5}))
+    shared = conclude(many_hosts(9, odd, ranks=2), checks(), run=RUN)
+    data = json.loads(json.dumps(shared.to_json()))
+    apart = conclude(Report.from_json(data).cluster, checks(), run=RUN)
+    assert apart.to_json() == shared.to_json()
+    assert {"env-differs", "host-absent"} <= {cause.code for cause in apart.root_causes}
+    one, other = (redact(report, b"0" * 32)[0].to_json() for report in (shared, apart))
+    assert one == other
 
 
 @pytest.mark.parametrize("name", FAULTS)
