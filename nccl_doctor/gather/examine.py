@@ -12,7 +12,7 @@ from dataclasses import replace
 from nccl_doctor.gather.board import Phase, phase_of
 from nccl_doctor.gather.control_store import ControlStore
 from nccl_doctor.gather.opening import prefix_of
-from nccl_doctor.gather.round_peers import RoundPeers
+from nccl_doctor.gather.round_peers import RoundPeers, say_left
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.launch.host_launch import placed, set_rank_env
 from nccl_doctor.model.check import Check
@@ -111,7 +111,8 @@ def hold(
     group = next(group for group in round_.groups if run.seat in group)
     over = over_key(number, group)
     is_over = now_and_then(lambda: bool(box.wait([over], 0.0)), run.launch.world_size)
-    name = f"{prefix_of(run.nonce)}{check.name}/{round_.name}/{min(group)}/"
+    below = f"{check.name}/{round_.name}/{min(group)}/"
+    name = prefix_of(run.nonce) + below
     context = replace(
         run.context(),
         round=round_.name,
@@ -138,6 +139,8 @@ def hold(
     (outcome,) = probe.run([job], look)
     if outcome.status is OutcomeStatus.DIED and check.forms_groups:
         box.put(over, True)
+    if outcome.status is not OutcomeStatus.OK:
+        say_left(box, below, run.seat)  # nobody is to wait for what it would have said
     if stopped and outcome.status is OutcomeStatus.HUNG:
         # It waited for a peer that is no more, and not as long as it may.
         return Outcome(

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore
 from nccl_doctor.gather.envelope import OPEN, BadMessage, Seal
+
+_LEFT = "left"
+_LOOK_S = 1.0
+"""Time after which it is asked who has left, and between two such questions."""
+
+
+def say_left(box: ControlStore, prefix: str, seat: int) -> None:
+    """Say that a participant has ended its part of the round of this prefix, and will post no more.
+
+    `box`: of the run; `prefix`: below its own.
+    """
+    box.put(f"{prefix}{_LEFT}/{seat}", True)
+    box.add(f"{prefix}{_LEFT}", 1)
 
 
 class RoundPeers:
@@ -46,13 +60,30 @@ class RoundPeers:
     ) -> dict[int, Any]:
         """See `api.Peers`."""
         keys = {f"{tag}/{seat}": seat for seat in (self._group if of is None else of)}
-        there = self._box.wait(keys, timeout_s)
+        there = self._box.wait(keys, timeout_s, leave=self._nobody_comes(keys))
         told = {}
         for key, seat in keys.items():
             if key in there:
                 with contextlib.suppress(BadMessage):  # as if it had said nothing
                     told[seat] = self._box.get(key, OPERATION_S)
         return told
+
+    def _nobody_comes(self, keys: Mapping[str, int]) -> Callable[[], bool]:
+        """Asks, now and then, whether all that have not posted their key have left."""
+        next_s = time.monotonic() + _LOOK_S
+
+        def ask() -> bool:
+            nonlocal next_s
+            if time.monotonic() < next_s:
+                return False
+            next_s = time.monotonic() + _LOOK_S
+            if not self._box.add(_LEFT, 0):
+                return False
+            away = keys.keys() - self._box.wait(keys, 0.0)
+            left = {f"{_LEFT}/{keys[key]}" for key in away}
+            return self._box.wait(left, 0.0) == left
+
+        return ask
 
     def store(self) -> Any:
         """See `api.Peers`."""

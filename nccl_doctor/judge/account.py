@@ -133,7 +133,7 @@ class Account:
         """Round → unit → place whose failure stops that unit's part of the round."""
         if not self.check.together:
             return {ALONE: self.units.present}
-        due: dict[str, dict[int, Where]] = {}
+        due: dict[str, Mapping[int, Where]] = {}
         try:
             rounds = tuple(self.check.plan(cluster))
         except Skip as reason:
@@ -144,7 +144,7 @@ class Account:
             rounds = ()
         symptom = is_of_a_group(self.check.layer)
         for item in rounds:
-            here = due.setdefault(item.name, {})
+            here = dict(due.get(item.name, {}))
             for group in item.groups:
                 seats = [self.units.seats[seat] for seat in group if seat in self.units.seats]
                 of_all = _all_of(seats) if symptom else Where()
@@ -153,6 +153,7 @@ class Account:
                     unit = rank.host.id if self.by_host else rank.seat
                     if unit not in self.units.absent:
                         here[unit] = whole or self.units.where[unit]
+            due[item.name] = here
         return due
 
     def _read(self) -> dict[str, set[int]]:

@@ -61,8 +61,8 @@ class Peers(Protocol):
     def collect(
         self, tag: str, timeout_s: float, of: Collection[int] | None = None
     ) -> dict[int, Any]:
-        """Wait until every seat of the group (or every one `of` these) has posted `tag`, or for
-        `timeout_s` seconds.
+        """Wait until every seat of the group (or every one `of` these) has posted `tag` or ended
+        its part of the round, or for `timeout_s` seconds.
 
         Returns: seat → value of those that posted; those that stopped responding are missing.
 

@@ -20,6 +20,7 @@ import pytest
 from nccl_doctor.gather import control_store, envelope, store_server
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.envelope import BadMessage, NotAuthentic, OtherVersion, Seal
+from nccl_doctor.gather.round_peers import RoundPeers, say_left
 from nccl_doctor.launch.identity import host_addresses
 from nccl_doctor.toolkit import forks
 
@@ -185,6 +186,24 @@ def test_a_wait_that_may_be_left_is_left_soon(door: tuple[int, int]) -> None:
     began = time.monotonic()
     assert box.wait(["none"], 30.0, leave=lambda: time.monotonic() > began + 0.3) == set()
     assert time.monotonic() - began < 5.0
+
+
+def test_nobody_waits_for_one_that_has_left_its_round(door: tuple[int, int]) -> None:
+    run = connect(door[0])
+    group = (0, 1, 2)
+    ours, theirs, others = (
+        RoundPeers("127.0.0.1", door[0], f"{PREFIX}firewall/all/0/", group, seat) for seat in group
+    )
+    ours.post("done", 0)
+    theirs.post("listen", 1)
+    say_left(run, "firewall/all/0/", 1)  # its child has died
+    began = time.monotonic()
+    assert ours.collect("listen", 2.5, (1,)) == {1: 1}
+    assert ours.collect("done", 2.5) == {0: 0}  # another one may still come
+    assert time.monotonic() - began >= 2.5
+    others.post("done", 2)
+    assert ours.collect("done", 60.0) == {0: 0, 2: 2}
+    assert time.monotonic() - began < 30.0
 
 
 def test_many_letters_are_not_asked_for_one_by_one(door: tuple[int, int]) -> None:
