@@ -366,13 +366,21 @@ class Lab:
             if pid not in foreign
         ]
 
+    def shared_memory(self) -> list[str]:
+        """Segments of all hosts, in words."""
+        return [
+            f"shared memory {name} on {host.name}"
+            for host in self.hosts
+            for name in host.shared_memory()
+        ]
+
     def _leftovers(self, folder: Path) -> list[str]:
         found = self._processes()
         busy = {process.host.name for process in self.processes if process.poll() is None}
         for host in self.hosts:
             if host.name not in busy:
                 found += [f"socket {text} on {host.name}" for text in host.listeners()]
-            found += [f"shared memory {name} on {host.name}" for name in host.shared_memory()]
+        found += self.shared_memory()
         found += [
             f"file {path.name}"
             for path in (folder / "tmp").iterdir()

@@ -66,9 +66,13 @@ def run(case: Case, join_s: float, *, fresh: bool = False) -> Result:
     with Lab(case.names, clocks=case.clocks) as lab:
         lab.fresh = fresh
         slurm = Slurm(lab) if case.launcher == "srun" else None
-        done, answer, others = examine(case, prepare(case, lab), join_s, slurm)
+        scene = prepare(case, lab)
+        before = set(lab.shared_memory())  # a case may have files there, which have to stay
+        done, answer, others = examine(case, scene, join_s, slurm)
         ended = [each for each in done.done if each.host not in lab.frozen]
-        left = [] if lab.frozen else done.leftovers  # they are stopped, and hold what they had
+        left = [each for each in done.leftovers if each not in before]
+        if lab.frozen:
+            left = []  # they are stopped, and hold what they had
         return Result(
             score(case, answer, others),
             max(each.seconds for each in ended),
