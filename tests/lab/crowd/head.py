@@ -92,6 +92,7 @@ def main() -> None:
     """Run rank 0, and write what it said and used."""
     path, recording, out = sys.argv[1:]
     plan = Plan.read(path)
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # as in the program
     import_torch()
     record = Record(plan, Path(recording))
     facts = record.facts(0)

@@ -7,6 +7,7 @@ letters are made before the start, and a message of rank 0 that all read is take
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import sys
 import threading
@@ -206,6 +207,7 @@ def main() -> None:
     """Play the ranks from … to …, and write what became of them."""
     path, report, first, end, out = sys.argv[1:]
     plan = Plan.read(path)
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # as in the program
     import_torch()
     share_work()
     threading.stack_size(_STACK)
