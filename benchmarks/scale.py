@@ -22,7 +22,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -198,16 +198,29 @@ def examine(lab: Lab, recording: Path, ranks: int, case: str, *, keep: Path | No
     _wait_for([Path(f"{out}.ready") for out in outs], processes)
     (folder / GUN).touch()
     in_time = lab.wait(processes, LIMIT_S)
-    if keep is not None:
-        for name in ("head", "head.txt"):
-            if (folder / name).exists():
-                target = keep / f"{ranks}-{case}{Path(name).suffix or '.json'}"
-                target.write_text((folder / name).read_text())
+    if keep is not None and (folder / "head.txt").exists():
+        (keep / f"{ranks}-{case}.txt").write_text((folder / "head.txt").read_text())
     if not in_time or not all(out.exists() for out in outs):
         words = "\n".join(process.stderr[-2000:] for process in processes)
         raise LabError(f"{ranks} ranks, {case}: no end within {LIMIT_S:g} s\n{words}")
     head, *players = (json.loads(out.read_text()) for out in outs)
+    if keep is not None:
+        kept = {"plan": asdict(plan), "head": head, "players": players}
+        _kept(keep, ranks, case).write_text(json.dumps(kept))
     return Row(plan, head, players)
+
+
+def _kept(keep: Path, ranks: int, case: str) -> Path:
+    return keep / f"{ranks}-{case}.json"
+
+
+def earlier(keep: Path, ranks: int, case: str) -> Row | None:
+    """What an earlier run left in a folder."""
+    path = _kept(keep, ranks, case)
+    if not path.exists():
+        return None
+    row = json.loads(path.read_text())
+    return Row(Plan.from_json(row["plan"]), row["head"], row["players"])
 
 
 def _start(host: Any, env: dict[str, str], module: str, *args: object) -> Process:
@@ -273,7 +286,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", default=",".join(map(str, SIZES)), help="sizes, with commas")
     parser.add_argument("--cases", default=",".join(CASES), help="with commas")
-    parser.add_argument("--keep", type=Path, help="folder for what rank 0 said and used")
+    parser.add_argument("--keep", type=Path, help="folder for results, which are not made again")
     parser.add_argument("--recording", type=Path, help="recording.json of an earlier --keep")
     parser.add_argument("--write", type=Path, help="write the page here")
     args = parser.parse_args()
@@ -289,7 +302,8 @@ def main() -> int:
             (args.keep / "recording.json").write_bytes(recording.read_bytes())
         for ranks in map(int, args.ranks.split(",")):
             for case in args.cases.split(","):
-                rows.append(examine(lab, recording, ranks, case, keep=args.keep))
+                row = earlier(args.keep, ranks, case) if args.keep is not None else None
+                rows.append(row or examine(lab, recording, ranks, case, keep=args.keep))
                 print(f"| {' | '.join(rows[-1].cells)} |", flush=True)
     problems = missed(rows)
     print("\n".join(problems) or "every bar is met")

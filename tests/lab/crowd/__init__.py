@@ -12,6 +12,7 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 CASES = ("healthy", "silent", "frozen", "cut", "variable")
 """What is wrong: nothing; a host that never comes; one that stops in the middle; a link that is
@@ -84,7 +85,11 @@ class Plan:
     @classmethod
     def read(cls, path: str) -> Plan:
         """Inverse of `write`."""
-        data = json.loads(Path(path).read_text())
+        return cls.from_json(json.loads(Path(path).read_text()))
+
+    @classmethod
+    def from_json(cls, data: Any) -> Plan:
+        """Inverse of `asdict`."""
         lists = {name: tuple(data[name]) for name in ("silent", "frozen", "odd")}
         return cls(**{**data, **lists})
 
