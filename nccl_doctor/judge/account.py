@@ -129,7 +129,7 @@ class Account:
         """Sum over the rounds of the slowest time in each."""
         return sum(self._took.values())
 
-    def _due(self, cluster: Cluster) -> dict[str, Mapping[int, Where]]:
+    def _due(self, cluster: Cluster) -> Mapping[str, Mapping[int, Where]]:
         """Round → unit → place whose failure stops that unit's part of the round."""
         if not self.check.together:
             return {ALONE: self.units.present}

@@ -51,7 +51,6 @@ _UNLIKE_A_WORD = re.compile(r"[\d.:-]")
 _ENDING = re.compile(rf"[^\s=]+\.(?:{'|'.join(sorted(ENDINGS))})")
 _PLAIN = frozenset({int, float, bool, type(None)})
 """Types of values that name nobody."""
-_MOST_SEEN = 1 << 16
 _OWN_PARTS = ("run", "findings", "root_causes", "checks", "hosts", "ranks")
 
 
@@ -89,46 +88,35 @@ def _known_in(data: Mapping[str, Any], book: Book) -> Text:
     return text
 
 
-class _Seen(dict[tuple[str, int], Any]):
-    """What was made of lists and tables, by key and identity: what ranks have in common is one
-    object, and is looked at once. Of those that are not, only the last ones are kept.
-    """
-
-    def keep(self, key: str, value: Any, made: Any) -> None:
-        """Note what was made of a value that lives longer than this."""
-        if len(self) >= _MOST_SEEN:
-            self.clear()
-        self[key, id(value)] = made
-
-
 class _Texts:
     """Every text, once, with those of the key that it stands behind: ranks say much the same."""
 
     def __init__(self) -> None:
         self.found: dict[str, dict[str, None]] = defaultdict(dict)
-        self._seen = _Seen()
+        self._keys = lru_cache(maxsize=65536)(self._gathered_keys)
 
     def gather(self, key: str, value: Any) -> None:
         """Add the texts of a value. Keys of tables are texts too."""
         if isinstance(value, str):
             self.found[key][value] = None
-        elif (key, id(value)) in self._seen:
-            return
+        elif type(value) is dict or isinstance(value, Mapping):
+            for behind, item in zip(self._keys(key, tuple(value)), value.values(), strict=True):
+                if type(item) is str:
+                    self.found[behind][item] = None
+                elif type(item) not in _PLAIN:
+                    self.gather(behind, item)
         elif isinstance(value, (list, tuple, set, frozenset)):
             for item in value:
-                if type(item) not in _PLAIN:
-                    self.gather(key, item)
-            self._seen.keep(key, value, True)
-        elif isinstance(value, Mapping):
-            names = self.found[""]
-            for name, item in value.items():
-                name = str(name)
-                names[name] = None
                 if type(item) is str:
-                    self.found[_behind(key, name)][item] = None
+                    self.found[key][item] = None
                 elif type(item) not in _PLAIN:
-                    self.gather(_behind(key, name), item)
-            self._seen.keep(key, value, True)
+                    self.gather(key, item)
+
+    def _gathered_keys(self, key: str, table: Sequence[Any]) -> list[str]:
+        """The key behind which each value of a table stands."""
+        names = [str(name) for name in table]
+        self.found[""].update(dict.fromkeys(names))
+        return [_behind(key, name) for name in names]
 
 
 def _behind(key: str, name: str) -> str:
@@ -166,7 +154,6 @@ class _Writer:
 
     def __init__(self, text: Text) -> None:
         self._text = text
-        self._seen = _Seen()
         self._string = lru_cache(maxsize=65536)(self._made_string)
         self._keys = lru_cache(maxsize=65536)(self._made_keys)
 
@@ -183,25 +170,23 @@ class _Writer:
             return value
         if isinstance(value, str):
             return self._string(key, value)
-        if own:  # each of them another
-            return self._made(key, value, own=True)
-        made = self._seen.get((key, id(value)))
-        if made is None:
-            made = self._made(key, value, own=False)
-            self._seen.keep(key, value, made)
-        return made
-
-    def _made(self, key: str, value: Any, *, own: bool) -> Any:
-        if isinstance(value, (list, tuple)):
-            return [self._any(key, item, own=own) for item in value]
-        if isinstance(value, Mapping):
+        if type(value) is list or isinstance(value, (list, tuple)):
+            return [
+                self._string(key, item) if type(item) is str else self._any(key, item, own=own)
+                for item in value
+            ]
+        if type(value) is dict or isinstance(value, Mapping):
             if own or key == "merged":
                 return self._table(key, value, own=own)
-            keys = self._keys(key, tuple(value))
-            return {
-                name: item if type(item) in _PLAIN else self._any(behind, item)
-                for (name, behind), item in zip(keys, value.values(), strict=True)
-            }
+            made = {}
+            pairs = zip(self._keys(key, tuple(value)), value.values(), strict=True)
+            for (name, behind), item in pairs:
+                kind = type(item)
+                if kind is str:
+                    made[name] = self._string(behind, item)
+                else:
+                    made[name] = item if kind in _PLAIN else self._any(behind, item)
+            return made
         if isinstance(value, (set, frozenset)):
             return sorted((self._any(key, item) for item in value), key=str)
         if isinstance(value, (int, float)):
