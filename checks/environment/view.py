@@ -68,7 +68,7 @@ class View:
         launcher: str,
         has_peers_here: bool,
     ) -> None:
-        """`given`: the environment of the rank, as far as a rule may ask for it."""
+        """`given`: the environment of the rank: variables that a rule may ask for."""
         self.facts = facts
         self.backend = cluster.backend
         self.spans_hosts = cluster.is_multi_host()

@@ -17,8 +17,8 @@ AGAIN = "confirm"
 def turns(
     cluster: Cluster, check: str, meetings: Sequence[Meeting], hosts: int
 ) -> Iterator[tuple[str, list[Meeting]]]:
-    """Name and meetings of each round, of which at most half as many are held at once as so many
-    hosts have held in the first try.
+    """Name and meetings of each round: with at most half as many at once as so many hosts have
+    held in the first try.
     """
     planned = in_turns(meetings, max(1, hosts // 4))
     were_there = {each.rank.seat for each in cluster.evidence(check, AGAIN)}

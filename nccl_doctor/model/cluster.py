@@ -295,7 +295,7 @@ class Cluster:
         return _facts_in(_with_rounds(here, check), round_name)
 
     def _that_saw(self, check: str) -> Iterable[tuple[Rank, Mapping[str, Outcome]]]:
-        """(observer, its rounds) of a check; whoever asks next need not look through all ranks."""
+        """(observer, its rounds) of a check: found once among all ranks, and then kept."""
         if check not in self._seen:
             pairs = list(_with_rounds(self._observers, check))
             self._seen[check] = [rank for rank, _ in pairs], [rounds for _, rounds in pairs]

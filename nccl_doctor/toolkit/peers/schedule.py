@@ -124,7 +124,7 @@ class Schedule:
 
 
 class _Met:
-    """What the meetings so far have covered."""
+    """The rails and leaf switches between which there are meetings so far."""
 
     def __init__(self, leaves: Mapping[int, int], rails: Mapping[int, tuple[int, ...]]) -> None:
         self._leaf, self._rails = leaves, rails
@@ -211,7 +211,7 @@ def _told_by_slurm(rank: Rank) -> tuple[str, str]:
 
 
 def _wrong_with(told: Mapping[int, tuple[str, str]], ranks: Mapping[int, Rank]) -> str:
-    """What the places of hosts in the topology contradict, in words; empty if nothing."""
+    """A contradiction in the places of hosts in the topology, in words; empty if there is none."""
     nodes = Counter(node for leaf, node in told.values() if leaf)
     known = sum(nodes.values())
     if not known:
@@ -267,8 +267,8 @@ def in_slots(meetings: Iterable[Meeting]) -> Slots:
 
 
 def in_turns(meetings: Iterable[Meeting], most: int) -> list[list[Meeting]]:
-    """Meetings in turns, in each of which no more than `most` pairs can meet at once, however they
-    come: it has no seats for more.
+    """Meetings in turns, so that no more than `most` pairs can meet at once, however they come: no
+    turn has seats for more.
 
     So a link that was slow only because all others were busy is not slow again (ClusterKit tests
     bad pairs again with half as many at once).
