@@ -302,7 +302,12 @@ def _least_s(cluster: Cluster) -> float:
 
 
 def _slowest_s(cluster: Cluster, round_name: str) -> float | None:
-    return max((took for _, took in group_times(cluster, round_name)), default=None)
+    key = (_slowest_s, round_name)  # every check with groups asks
+    if key not in cluster.found:
+        times = (took for _, took in group_times(cluster, round_name))
+        cluster.found[key] = max(times, default=None)
+    found: float | None = cluster.found[key]
+    return found
 
 
 def _group_start_s(cluster: Cluster) -> float:
