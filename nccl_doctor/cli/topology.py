@@ -21,7 +21,7 @@ from nccl_doctor.launch.detect import detect
 from nccl_doctor.launch.host_launch import host_flags
 from nccl_doctor.launch.ssh import connection, exports, hostfile, relay
 from nccl_doctor.launch.ssh.hostfile import Entry
-from nccl_doctor.model.launch import Launch
+from nccl_doctor.model.launch import ENDPOINT, OPTIONS, Launch
 from nccl_doctor.model.options import Flags, Options, contradictions
 from nccl_doctor.toolkit.terminal import complain
 
@@ -145,7 +145,22 @@ def _flags_of(ctx: click.Context, line: JobLine, flags: Flags) -> Flags:
         is_host=line.is_host,
         run_id=line.run_id or (NO_ID if line.ranks_assigned else None),
         starts_ranks=True,
+        spelled=_spelled(line),
     )
+
+
+def _spelled(line: JobLine) -> Mapping[str, str]:
+    """The options by which the command takes each field, so that a fix can name them; variables
+    where it has the value from one.
+    """
+    spelled = dict(OPTIONS.get(line.launcher, {}))
+    if line.ranks_assigned and line.launcher == "torchrun":
+        spelled |= {"master_addr": ENDPOINT, "master_port": ENDPOINT}
+    return spelled | {
+        name: source
+        for name, source in line.sources.items()
+        if name in spelled and source.isidentifier() and source.isupper()
+    }
 
 
 def _tell(line: JobLine) -> None:

@@ -10,6 +10,7 @@ from nccl_doctor import __version__
 from nccl_doctor.judge.causes import explain, fold, root_causes
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.judge.excuses import excuse
+from nccl_doctor.judge.old_values import put_back
 from nccl_doctor.judge.sentence import summary
 from nccl_doctor.judge.status import check_results
 from nccl_doctor.model.check import Check
@@ -53,7 +54,7 @@ def conclude(
         for finding in (*problems, *_lost_ranks(cluster, judged), *judged)
         if wanted(finding.code)
     ]
-    findings = fold(excuse(explain(kept, cluster)))
+    findings = put_back(fold(excuse(explain(kept, cluster))), cluster)
     results = check_results(cluster, checks, findings, skipped=skipped, broken=broken)
     results = sorted([*results, *others], key=lambda result: (result.layer.order, result.name))
     heard = run.alone or (cluster.complete and len(cluster.present) >= cluster.world_size)

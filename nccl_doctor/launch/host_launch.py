@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import replace
 
-from nccl_doctor.model.launch import OWN, Launch
+from nccl_doctor.model.launch import OPTIONS, OWN, Launch
 from nccl_doctor.model.layout import HostPlace
 from nccl_doctor.model.options import Flags
 
@@ -55,9 +55,10 @@ def host_launch(
     node 0 and the others have neither node rank nor rank yet.
     """
     nnodes, node_rank = flags.nnodes or 1, flags.node_rank or 0
+    spelled = {**OPTIONS[OWN], **(flags.spelled or {})}
     sources = {
-        name: f"--{name.replace('_', '-')}" if getattr(flags, name) is not None else "default"
-        for name in ("nnodes", "node_rank", "master_addr", "master_port")
+        name: option if getattr(flags, name) is not None else "default"
+        for name, option in spelled.items()
     }
     launch = Launch(
         launcher=OWN,

@@ -26,6 +26,11 @@ UNKNOWN = (
 _UNKNOWN = re.compile(rf"\b(?:{'|'.join(UNKNOWN)})\b")
 
 
+def unknown_in(text: str) -> bool:
+    """Whether a word of `UNKNOWN` is in a text."""
+    return _UNKNOWN.search(text) is not None
+
+
 class On(str, Enum):
     """Hosts on which a step is typed: those of the finding, every one, every one but those."""
 
@@ -118,8 +123,8 @@ def look(command: str, note: str = "", *, on: On | tuple[str, ...] = On.HERE) ->
 
     A comment where a word of `UNKNOWN` is left in it.
     """
-    unknown = _UNKNOWN.search(command) is not None
-    return Step(f"# {command}" if unknown else command, on, note=note, shows=True)
+    shown = f"# {command}" if unknown_in(command) else command
+    return Step(shown, on, note=note, shows=True)
 
 
 def fill(fix: str, *, on: On | tuple[str, ...] | None = None, **values: str | Sequence[str]) -> str:
@@ -135,7 +140,7 @@ def fill(fix: str, *, on: On | tuple[str, ...] | None = None, **values: str | Se
 
     def step(old: Step) -> Step:
         command = _put(old.command, values, _quoted)
-        if command != old.command and not _UNKNOWN.search(command):
+        if command != old.command and not unknown_in(command):
             command = command.removeprefix("# ")
         where = old.on if on is None else on
         undo, note = _put(old.undo, values, _quoted), _put(old.note, values, _as_is)

@@ -16,7 +16,29 @@ MALFORMED = frozenset(
 )
 """Problems that no cluster can cure: the launch itself is a configuration error."""
 
-
+_DASHED = {
+    name: f"--{name.replace('_', '-')}"
+    for name in ("nnodes", "node_rank", "master_addr", "master_port")
+}
+OPTIONS: Mapping[str, Mapping[str, str]] = {
+    OWN: _DASHED,
+    "torchrun": _DASHED,
+    "accelerate": {
+        "nnodes": "--num_machines",
+        "node_rank": "--machine_rank",
+        "master_addr": "--main_process_ip",
+        "master_port": "--main_process_port",
+    },
+    "deepspeed": {
+        "node_rank": "--node_rank",
+        "master_addr": "--master_addr",
+        "master_port": "--master_port",
+    },
+}
+"""Launcher → field of a `Launch` → the option by which it takes it. They read no variables for
+these, and set those that their ranks have."""
+ENDPOINT = "--rdzv-endpoint"
+"""Option of torchrun that has address and port together, where ranks meet by c10d."""
 DERIVED = "derived from "
 _MANY = 1_000_000_000
 _RANGES = {  # of the numbers of a record

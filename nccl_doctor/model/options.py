@@ -78,7 +78,8 @@ class Flags:
     out the node ranks (as torchrun's c10d rendezvous does), and the host that MASTER_ADDR leads to
     is node 0, unless `is_host` says which one is; `run_id` keeps such jobs apart. With
     `starts_ranks` this process is a host of the job even under a launcher: it is a command behind
-    `--` that starts the ranks.
+    `--` that starts the ranks. `spelled` are the options of that command, by field, where they are
+    not our own.
     """
 
     nnodes: int | None = None
@@ -90,6 +91,7 @@ class Flags:
     is_host: bool | None = None
     run_id: str | None = None
     starts_ranks: bool | None = None
+    spelled: Mapping[str, str] | None = None
 
 
 _FIELDS = {  # flag: field of Launch, and the variable that every launcher's ranks agree on

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from nccl_doctor.model.findings import Finding, Where
 from nccl_doctor.model.fixes import Fix, Step, StepHosts
@@ -100,15 +101,25 @@ class Steps:
 
     def _lines(self, fixes: Sequence[tuple[Fix, Where]], before: str) -> Iterator[str]:
         head = ""
-        for i, step in enumerate(fixes[0][0].steps):
+        for alike in self._typed_alike(fixes[0][0].steps):
+            step = fixes[0][0].steps[alike[0]]
             names = dict.fromkeys(
-                name for fix, where in fixes for name in self._hosts.of(fix.steps[i], where)
+                name
+                for fix, where in fixes
+                for i in alike
+                for name in self._hosts.of(fix.steps[i], where)
             )
             above = f"# {before}{self.on(tuple(names))}{_more(step)}"
             if above != head:
                 yield above
             head = above
             yield typed(step.command)
+
+    @staticmethod
+    def _typed_alike(steps: Sequence[Step]) -> list[list[int]]:
+        """Indices of steps; together those that differ in their hosts and their undo only."""
+        runs = groupby(range(len(steps)), lambda i: replace(steps[i], on=(), undo=""))
+        return [list(run) for _, run in runs]
 
 
 def _some_lines(lines: Iterable[str]) -> tuple[str, ...]:

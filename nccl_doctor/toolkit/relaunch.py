@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nccl_doctor.model.cluster import Rank
-from nccl_doctor.model.fixes import UNKNOWN, On, Step, export, word
-from nccl_doctor.model.launch import OWN, Launch
+from nccl_doctor.model.fixes import On, Step, export, unknown_in, word
+from nccl_doctor.model.launch import ENDPOINT, OPTIONS, OWN, Launch
 
 _VARIABLES = {
     "master_addr": "MASTER_ADDR",
@@ -14,8 +14,9 @@ _VARIABLES = {
     "nnodes": "NNODES",
     "node_rank": "NODE_RANK",
 }
-BY_OPTIONS = (OWN, "torchrun")
-"""Launchers that read no variables; torchrun sets those that its ranks have."""
+BY_OPTIONS = (OWN, "torchrun", "accelerate")
+"""Launchers that take node rank and number of hosts by options, and read no variables for them."""
+_ENDPOINTS = (ENDPOINT, "PET_RDZV_ENDPOINT")
 
 
 def start_with(
@@ -23,7 +24,8 @@ def start_with(
 ) -> tuple[Step, ...]:
     """The steps on the hosts of these ranks, one for each way in which they have the value.
 
-    An option is a comment, `# --master-port 29500`: it is typed in the line that starts the job.
+    An option is a comment, `# --master-port 29500`: it is typed in the line that starts the job, as
+    the launcher of that line spells it.
 
     Args:
         ranks: one of each host.
@@ -31,23 +33,29 @@ def start_with(
         value: the right one, or a word of `UNKNOWN`.
         on: which hosts they are, in words. What the first of them has stands for all.
     """
-    hosts: dict[tuple[str, str], list[str]] = {}
+    hosts: dict[tuple[str, str, str], list[str]] = {}
     for rank in ranks:
-        hosts.setdefault(_given(rank.launch or Launch(), field), []).append(rank.host.label)
+        given = _given(rank.launch or Launch(), field, str(value))
+        hosts.setdefault(given, []).append(rank.host.label)
     found = list(hosts.items())[: 1 if on else None]
-    return tuple(_step(name, old, str(value), on or tuple(at)) for (name, old), at in found)
+    return tuple(_step(*given, on or tuple(at)) for given, at in found)
 
 
-def _given(launch: Launch, field: str) -> tuple[str, str]:
-    """The option or variable that has the value on a host, and that value as text."""
-    name, old = launch.sources.get(field, ""), getattr(launch, field)
-    if launch.launcher in BY_OPTIONS and not name.startswith("--"):
-        name = f"--{field.replace('_', '-')}"
-    elif launch.launcher == "deepspeed" and field.startswith("master_"):
-        name = f"--{field}"
-    elif not (name.startswith("--") or (name.isidentifier() and name.isupper())):
-        name = _VARIABLES[field]
-    return name, "" if old is None else str(old)
+def _given(launch: Launch, field: str, new: str) -> tuple[str, str, str]:
+    """The option or variable that has the value on a host, that value as text, and the new one."""
+    name, options = launch.sources.get(field, ""), OPTIONS.get(launch.launcher, {})
+    if not name.startswith("--"):
+        is_variable = name.isidentifier() and name.isupper()
+        if field in options and not (is_variable and launch.launcher == OWN):
+            name = options[field]  # the variable is what the launcher made of it
+        elif not is_variable:
+            name = _VARIABLES[field]
+    old = getattr(launch, field)
+    if name in _ENDPOINTS:
+        of_addr = field == "master_addr"
+        at = f"{new}:{launch.master_port}" if of_addr else f"{launch.master_addr}:{new}"
+        return name, f"{launch.master_addr}:{launch.master_port}", at
+    return name, "" if old is None else str(old), new
 
 
 def _step(name: str, old: str, new: str, on: On | tuple[str, ...]) -> Step:
@@ -55,5 +63,5 @@ def _step(name: str, old: str, new: str, on: On | tuple[str, ...]) -> Step:
         undo = f"# {name} {word(old)}" if old else ""
         return Step(f"# {name} {word(new)}", on, undo=undo, note="in the line that starts the job")
     step = export(**{name: new})
-    command = f"# {step.command}" if new in UNKNOWN else step.command
+    command = f"# {step.command}" if unknown_in(new) else step.command
     return Step(command, on, undo=f"export {name}={word(old)}" if old else step.undo)

@@ -301,6 +301,24 @@ def test_what_only_shows_ends_with_nothing():
     "of our own launcher": (
         {"master_port": "default"}, OWN, "# --master-port 29500", "# --master-port 1",
     ),
+    "the launcher spells it otherwise": (
+        {"master_port": "MASTER_PORT"}, "accelerate",
+        "# --main_process_port 29500", "# --main_process_port 1",
+    ),
+    "of a command behind `run --`": (
+        {"master_port": "--main_process_port"}, OWN,
+        "# --main_process_port 29500", "# --main_process_port 1",
+    ),
+    "of DeepSpeed": (
+        {"master_port": "MASTER_PORT"}, "deepspeed", "# --master_port 29500", "# --master_port 1",
+    ),
+    "address and port together": (
+        {"master_port": "--rdzv-endpoint"}, OWN,
+        "# --rdzv-endpoint nd0:29500", "# --rdzv-endpoint nd0:1",
+    ),
+    "of a pod that our own launcher examines": (
+        {"master_port": "MASTER_PORT"}, OWN, "export MASTER_PORT=29500", "export MASTER_PORT=1",
+    ),
     "of torchrun": (
         {"master_port": "MASTER_PORT"}, "torchrun", "# --master-port 29500", "# --master-port 1",
     ),
@@ -315,7 +333,7 @@ def test_what_only_shows_ends_with_nothing():
 }.values())  # fmt: skip
 def test_a_value_is_given_in_the_way_of_the_present_one(sources, launcher, line, undo):
     (first, second, *_) = make_cluster(("ux0", "ux1"), nproc=1).ranks
-    launch = Launch(launcher=launcher, master_port=1, sources=sources)
+    launch = Launch(launcher, master_addr="nd0", master_port=1, sources=sources)
     ranks = [replace(rank, launch=launch) for rank in (first, second)]
     (step,) = start_with(ranks, "master_port", 29500)
     assert (step.command, step.undo, step.on) == (line, undo, ("ux0", "ux1"))

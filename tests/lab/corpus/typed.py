@@ -88,17 +88,24 @@ def _type(scene: Scene, steps: Sequence[Mapping[str, Any]], what: str) -> Iterat
     for step in steps:
         line = step[what]
         for name in step["hosts"]:
-            first, *words = shlex.split(line.removeprefix("# "))
-            environ = scene.env.setdefault(name, {})
+            first = line.removeprefix("# ").split(" ", 1)[0]
             if line.startswith(_OPTION):
-                scene.flags[name] += [first, *words]
+                scene.flags[name] += shlex.split(line.removeprefix("# "))
             elif first == _LIMITS:
                 scene.wrap[name] += ["sh", "-c", f'{line}; exec "$@"', "sh"]
-            elif first == _SETS:
-                environ.update(word.split("=", 1) for word in words)
-            elif first == _UNSETS:
-                for word in words:
-                    environ.pop(word, None)
+            elif first in (_SETS, _UNSETS):
+                _set_variables(scene.env.setdefault(name, {}), line)
             else:
                 scene.lab[name].call("bash", "-c", line, timeout_s=CALL_S)
             yield name, line
+
+
+def _set_variables(environ: dict[str, str], line: str) -> None:
+    """Do what `export A=1 && unset B` does."""
+    for part in line.split(" && "):
+        first, *words = shlex.split(part)
+        if first == _SETS:
+            environ.update(word.split("=", 1) for word in words)
+        else:
+            for word in words:
+                environ.pop(word, None)
