@@ -63,6 +63,7 @@ from nccl_doctor.api import (
     Where,
     likely_address,
     spans_machines,
+    word,
 )
 from nccl_doctor.toolkit.c10d import rendezvous_of
 from nccl_doctor.toolkit.hosts import some_of
@@ -187,8 +188,13 @@ class AgentNames(Check):
             + ", ".join(sorted(set(wrong.values()))),
             Where(hosts=(owner.label,) if all_of_them else tuple(sorted(wrong))),
             {"name": first, "of": owner.label, "astray": wrong},
-            fix=f"on {owner.label}: torchrun --local-addr={likely[1] if likely else 'ADDRESS'}, "
-            "and on every other host its own address",
+            fix=Fix(
+                Step(
+                    f"# --local-addr {word(likely[1] if likely else 'ADDRESS')}",
+                    (owner.label,),
+                    note="in the line of torchrun; on every other host its own address",
+                )
+            ),
             severity=Severity.WARN if elsewhere else None,
             confidence=Confidence.LIKELY if unsure else Confidence.CERTAIN,
         )

@@ -37,7 +37,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.api import Check, Cluster, Context, Finding, Kind, Layer, Severity, Skip, Where
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Context,
+    Finding,
+    Fix,
+    Kind,
+    Layer,
+    Severity,
+    Skip,
+    Step,
+    Where,
+    word,
+)
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.variables.recorded import allowed
 
@@ -47,7 +60,7 @@ CONTRADICTS = Kind(
     title="A variable of the job has another value than the profile of the cloud",
     why="The file of the cloud fits its network; a value that was copied from elsewhere may not, "
     "and the environment wins.",
-    fix="unset the variable, or source the file of the cloud after the job's own lines",
+    fix="drop the variable, or read the file of the cloud after the job's own lines",
     severity=Severity.INFO,
 )
 _SCRIPTS = (
@@ -103,15 +116,14 @@ class CloudProfile(Check):
                     for name, (own, values) in sorted(differs.items())
                 ]
                 more = f"; and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
-                unset = f"unset {' '.join(sorted(differs)[:_SHOWN])}"
+                unset = Step(f"unset {' '.join(sorted(differs)[:_SHOWN])}")
+                read = Step(f". {word(path)}", note="after the job's own lines")
                 yield Finding(
                     CONTRADICTS,
                     f"{path}: {'; '.join(said[:_SHOWN])}{more}",
                     Where(hosts=(rank.host.label,)),
                     {"differs": differs},
-                    fix=unset
-                    if path == f"/{_CONF}"
-                    else f"{unset}, or source {path} after the job's own lines",
+                    fix=Fix(unset, alternatives=[] if path == f"/{_CONF}" else [Fix(read)]),
                 )
 
 

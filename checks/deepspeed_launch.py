@@ -110,5 +110,12 @@ def _version(name: str) -> str | None:
 
 
 def _export(missing: list[str]) -> str:
-    values = {"MASTER_ADDR": "<host name of rank 0>", **FROM_SLURM}
-    return "in each task: export " + " ".join(f"{name}={values[name]}" for name in missing)
+    values = {"MASTER_ADDR": "ADDRESS", **FROM_SLURM}
+    words = " ".join(f"{name}={values[name]}" for name in missing)
+    known = "MASTER_ADDR" not in missing
+    return Fix(
+        Step(
+            f"export {words}" if known else f"# export {words}",
+            note="in each task" + ("" if known else "; ADDRESS is that of rank 0's host"),
+        )
+    )

@@ -77,7 +77,7 @@ DIFFERS = Kind(
     "Ranks load different libcuda libraries",
     "CUDA then reports different driver versions, by which NCCL chooses how to share memory "
     "and move data: ranks that choose differently fail or wait for each other.",
-    "Have the `compat` folder in LD_LIBRARY_PATH on every rank, or on none; use one image.",
+    "Have the folder compat in LD_LIBRARY_PATH on every rank, or on none; use one image.",
     Severity.WARN,
     between=True,
 )
@@ -88,7 +88,7 @@ COMPAT = Kind(
     "libcuda is newer than the driver (forward compatibility)",
     "CUDA reports the version of libcuda as that of the driver, and NCCL turns on by it what an "
     "older kernel module may lack.",
-    "nothing, if that is meant; else install the newer driver, or take the `compat` folder out of "
+    "nothing, if that is meant; else install the newer driver, or take the folder compat out of "
     "LD_LIBRARY_PATH on every rank",
     Severity.INFO,
 )
@@ -175,7 +175,7 @@ def _judge(library: Mapping[str, Any], kernel: str) -> Finding | None:
     version = library["version"] or ""
     if is_stub(library["path"]):
         text = f"{library['path']} is a stub for linking, not the driver's library"
-        fix = "remove the CUDA `stubs` folder from LD_LIBRARY_PATH"
+        fix = "take the folder cuda/lib64/stubs out of LD_LIBRARY_PATH"
     elif is_compat(library["path"]):
         branch, own = major(version) or 0, major(kernel) or 0
         decides = any(own < each <= branch for each in _BRANCHES)

@@ -37,6 +37,7 @@ RFC 5227 (IPv4 address conflict detection); arping(8).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, TypedDict
 
 from nccl_doctor.api import (
@@ -52,6 +53,8 @@ from nccl_doctor.api import (
     Severity,
     Where,
     likely_address,
+    look,
+    word,
 )
 from nccl_doctor.toolkit.containers import (
     USER_NAT,
@@ -154,10 +157,13 @@ class DuplicateAddress(Check):
 def _fix(address: str, bridged: str, *, apart: bool) -> str:
     """The command; `bridged` is the runtime of containers behind bridges, else empty."""
     if apart:
-        return Fix(use_interface(), text="keep the job off it: choose another interface")
+        return Fix(replace(use_interface(), note="keep the job off it"))
     if bridged:
         return network_for(bridged)
-    return f"give all but one of them another address (arping -D {address} shows who answers)"
+    return Fix(
+        look(f"arping -D -c 3 {word(address)}", "who answers"),
+        alternatives=["give all but one of them another address"],
+    )
 
 
 def _loops(addresses: list[str]) -> bool:

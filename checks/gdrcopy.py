@@ -74,9 +74,10 @@ _ENABLE = "NCCL_GDRCOPY_ENABLE"
 _INTERNAL = "NCCL_GDRCOPY_USE_INTERNAL_DMABUF"
 _SINCE_INTERNAL = (2, 31)
 _DEVICE = "dev/gdrdrv"
-_TO_A_CONTAINER = (
-    "pass the device to the container: docker run --device /dev/gdrdrv; or unset "
-    "NCCL_GDRCOPY_ENABLE"
+_WITHOUT = Fix(Step("unset NCCL_GDRCOPY_ENABLE"))
+_TO_A_CONTAINER = Fix(Step("# docker run --device /dev/gdrdrv"), alternatives=[_WITHOUT])
+_OPEN = Fix(
+    Step("chmod 0666 /dev/gdrdrv", note="on the host itself, as root"), alternatives=[_WITHOUT]
 )
 
 
@@ -150,5 +151,5 @@ def _fault(facts: Mapping[str, Any]) -> str:
 
 def _fix(facts: Mapping[str, Any]) -> str:
     if facts["device"]:
-        return "on the host: chmod 0666 /dev/gdrdrv; or unset NCCL_GDRCOPY_ENABLE"
+        return _OPEN
     return _TO_A_CONTAINER if facts["module"] else ""

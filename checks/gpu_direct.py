@@ -76,13 +76,27 @@ from nccl_doctor.toolkit.fabric.ports import rdma_ports, speaks_verbs
 from nccl_doctor.toolkit.gpu.devices import count_gpus, host_gpus
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 
+_PEERMEM = Step(
+    "modprobe nvidia_peermem", undo="modprobe -r nvidia_peermem", note="on the host itself"
+)
 MISSING = Kind(
     "gpudirect-rdma-missing",
     Layer.DEVICE,
     "NICs cannot reach the memory of the GPUs directly",
     "Without GPUDirect RDMA all data goes through host memory.",
-    "on the host: modprobe nvidia_peermem, or install the open kernel modules of NVIDIA",
+    Fix(
+        _PEERMEM,
+        alternatives=["install the open kernel modules of NVIDIA"],
+    ),
     Severity.WARN,
+)
+_DRIVER = Fix(
+    Step("modprobe nvidia", note="on the host itself"),
+    look("dmesg | grep -i -e nvidia -e NVRM", "why the driver is not loaded"),
+)
+_WITH_DMABUF = Fix(
+    Step("unset NCCL_DMABUF_ENABLE"),
+    alternatives=[Fix(_PEERMEM)],
 )
 _TO_SEE = (
     Fix(
@@ -210,9 +224,9 @@ def _wants(facts: Mapping[str, Any]) -> bool:
 def _fix_of(facts: Mapping[str, Any]) -> str:
     """The fix where the kind's own is not the first thing to do; else empty."""
     if facts["open_driver"] is None:
-        return "modprobe nvidia; `dmesg` shows why the driver is not loaded"
+        return _DRIVER
     if "NCCL_DMABUF_ENABLE=0" in facts["why"]:
-        return f"unset NCCL_DMABUF_ENABLE; or {MISSING.fix}"
+        return _WITH_DMABUF
     return ""
 
 

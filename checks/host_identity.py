@@ -59,7 +59,7 @@ HOSTNAME = Kind(
     "id: ranks may connect to the wrong host.",
     Fix(
         Step("# hostnamectl set-hostname NAME", note="each host needs its own", persists=True),
-        alternatives=["in containers: --hostname"],
+        alternatives=[Fix(Step("# docker run --hostname NAME", note="in containers"))],
     ),
     Severity.WARN,
 )

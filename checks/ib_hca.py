@@ -56,13 +56,19 @@ from nccl_doctor.api import (
     Skip,
     Step,
     Where,
+    look,
     place_of,
+    word,
 )
 from nccl_doctor.toolkit.fabric.down import ports_down, seen_by_rdma
 from nccl_doctor.toolkit.fabric.hca import HCA, HcaList, rdma_settings
 from nccl_doctor.toolkit.fabric.ports import rdma_ports, speaks_verbs
 
-_LIST = "ibv_devices shows the names; export NCCL_IB_HCA==DEVICE:NUMBER or unset NCCL_IB_HCA"
+_LIST = Fix(
+    look("ibv_devices", "the names"),
+    Step("# export NCCL_IB_HCA==DEVICE:NUMBER", note="with one of them, and its port"),
+    alternatives=[Fix(Step("unset NCCL_IB_HCA"))],
+)
 
 UNMATCHED = Kind(
     "ib-hca-unmatched",
@@ -81,7 +87,10 @@ PORT_DOWN = Kind(
     Layer.ENV,
     "NCCL_IB_HCA names a port that is not active",
     "NCCL silently ignores it; if no port is left, it uses sockets.",
-    "bring the port up (ibstat; cable, switch, subnet manager), or name another in NCCL_IB_HCA",
+    Fix(
+        look("ibstat", "bring the port up: cable, switch, subnet manager"),
+        alternatives=["name another in NCCL_IB_HCA"],
+    ),
     Severity.WARN,
 )
 OVERMATCH = Kind(
@@ -243,11 +252,12 @@ def _single_names(one: _List, everywhere: Collection[tuple[Any, ...]]) -> Iterat
         more = sorted(d for d in devices - listed if d.startswith(entry.name))
         if entry.name in devices and more and not hca.exact:
             does = "excludes" if hca.exclude else "matches"
+            whole = f"{'^' * hca.exclude}={','.join(map(str, hca.entries))}"
             yield Finding(
                 OVERMATCH,
                 f"{setting}: {entry} also {does} {', '.join(more)}",
                 one.where | Where(interfaces=tuple(more)),
-                fix=f"export {HCA}={'^' * hca.exclude}={','.join(map(str, hca.entries))}",
+                fix=Fix(Step(f"export {HCA}={word(whole)}", undo=f"unset {HCA}")),
             )
 
 

@@ -88,8 +88,8 @@ NO_LOCK = path_kind(
     "init-file-no-lock",
     "File locks do not work where the file of init_method is",
     "torch's FileStore locks the file for every key: without that keys are lost, and ranks wait.",
-    "mount it with locks (Lustre: -o flock; NFS: without nolock and local_lock), or use env:// "
-    "with MASTER_ADDR",
+    "mount it with locks (Lustre: -o flock; NFS: without nolock and local_lock), or use "
+    "env:// with MASTER_ADDR",
 )
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 

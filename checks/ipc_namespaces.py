@@ -44,11 +44,13 @@ from nccl_doctor.api import (
     Cluster,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
     Rank,
     Scope,
     Severity,
+    Step,
     Untested,
     odd_ones_out,
     place_of,
@@ -62,7 +64,10 @@ IPC_NAMESPACE_SPLIT = Kind(
     title="Ranks of one host cannot share memory",
     why="NCCL connects ranks of one host through shared memory and handles that other containers "
     "cannot open.",
-    fix="docker run --ipc=host --pid=host, or export NCCL_HOSTID with a name per container",
+    fix=Fix(
+        Step("# docker run --ipc=host --pid=host"),
+        alternatives=[Fix(Step("# export NCCL_HOSTID=NAME", note="another one in each container"))],
+    ),
 )
 
 _PARTS = ("ipc", "pid", "shm")

@@ -51,23 +51,29 @@ from nccl_doctor.api import (
     Context,
     Figure,
     Finding,
+    Fix,
     Kind,
     Layer,
     Rank,
     Severity,
+    Step,
     Where,
+    look,
 )
 from nccl_doctor.toolkit.containers import container_of
 from nccl_doctor.toolkit.host import text_of
 
+_NOT_EXPANDABLE = "take expandable_segments out of PYTORCH_CUDA_ALLOC_CONF"
 NETLINK = Kind(
     "netlink-refused",
     Layer.HOST,
     "The kernel refuses netlink, by which interfaces are listed",
     "NCCL and gloo call getifaddrs before anything else: gloo stops with `Permission denied`, NCCL "
     "with `no socket interface found` or a system error.",
-    "docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined, or a profile "
-    "that allows AF_NETLINK",
+    Fix(
+        Step("# docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined"),
+        alternatives=["use a profile that allows AF_NETLINK"],
+    ),
 )
 PROCESSES = Kind(
     "process-access-refused",
@@ -75,7 +81,7 @@ PROCESSES = Kind(
     "The kernel refuses to hand files of one process to another",
     "torch shares CUDA tensors of expandable segments between processes in this way: `pidfd_getfd: "
     "Operation not permitted`.",
-    "docker run --cap-add=SYS_PTRACE, or PYTORCH_CUDA_ALLOC_CONF without expandable_segments",
+    Fix(Step("# docker run --cap-add=SYS_PTRACE"), alternatives=[_NOT_EXPANDABLE]),
     Severity.INFO,
     later=True,
 )
@@ -197,6 +203,8 @@ def _line(facts: Mapping[str, Any]) -> str:
 
 # Judging ------------------------------------------------------------------------------------------
 
+_TRACE = Fix(Step("sysctl -w kernel.yama.ptrace_scope=0", note="as root"))
+
 
 def _allow_netlink(facts: Mapping[str, Any]) -> str:
     """The setting of the most likely guard: seccomp is asked before security modules are."""
@@ -205,16 +213,17 @@ def _allow_netlink(facts: Mapping[str, Any]) -> str:
     if refused == "EACCES" and module.startswith("AppArmor"):
         profile = module.split()[1]
         if container == "docker":
-            return "docker run --security-opt apparmor=unconfined"
-        return f"add `network netlink raw,` to the AppArmor profile {profile}, apparmor_parser -r"
+            return Fix(Step("# docker run --security-opt apparmor=unconfined"))
+        note = f"after the line 'network netlink raw,' was added to it, the profile {profile}"
+        return Fix(Step("# apparmor_parser -r FILE", note=note, persists=True))
     if refused == "EACCES" and module:
         if container:
-            return f"{container} run --security-opt label=disable"
-        return "ausearch -m avc -ts recent | audit2allow shows the rule that SELinux lacks"
+            return Fix(Step(f"# {container} run --security-opt label=disable"))
+        return Fix(look("ausearch -m avc -ts recent | audit2allow", "the rule that SELinux lacks"))
     if container == "kubernetes":
         return "securityContext: {seccompProfile: {type: Unconfined}} in the spec of the pod"
     if container:
-        return f"{container} run --security-opt seccomp=unconfined"
+        return Fix(Step(f"# {container} run --security-opt seccomp=unconfined"))
     return (
         "add AF_NETLINK to RestrictAddressFamilies= of the systemd unit, or allow it in whatever "
         "seccomp filter the job is started under"
@@ -225,18 +234,22 @@ def _not_handed_over(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> 
     scope = next((each for each in facts["guards"] if each.startswith("Yama")), "")
     ways = {
         "kubernetes": "securityContext: {capabilities: {add: [SYS_PTRACE]}} of the container",
-        "docker": "docker run --cap-add=SYS_PTRACE",
-        "podman": "podman run --cap-add=SYS_PTRACE",
+        "docker": Fix(Step("# docker run --cap-add=SYS_PTRACE")),
+        "podman": Fix(Step("# podman run --cap-add=SYS_PTRACE")),
     }
-    way = ways.get(facts["container"], "sysctl -w kernel.yama.ptrace_scope=0" if scope else "")
-    without = "PYTORCH_CUDA_ALLOC_CONF without expandable_segments"
+    way = ways.get(facts["container"], _TRACE if scope else "")
+    first = way if isinstance(way, Fix) else Fix(text=way)
     return Finding(
         PROCESSES,
         f"pidfd_getfd: {facts['processes']}, and torch is to use expandable segments "
         f"({facts['line']})",
         Where(hosts=(rank.host.label,)),
         dict(facts),
-        fix=f"{way}, or {without}" if way else without,
+        fix=Fix(
+            *first.steps, text="" if first.steps else str(first), alternatives=[_NOT_EXPANDABLE]
+        )
+        if way
+        else _NOT_EXPANDABLE,
         severity=Severity.WARN if cluster.job.groups == "weight-sync" else None,
         confidence=Confidence.LIKELY,
     )

@@ -53,6 +53,7 @@ from nccl_doctor.api import (
     Step,
     Untested,
     Where,
+    look,
     master_host,
 )
 from nccl_doctor.toolkit.host import TIME_WAIT, tcp_sockets
@@ -60,6 +61,7 @@ from nccl_doctor.toolkit.net.ports import reserve_port, reserved_ports
 from nccl_doctor.toolkit.net.tcp_counters import read_tcp_counters
 
 _LONGEST = "sysctl -w net.core.somaxconn=65535"
+_WIDEST = 'sysctl -w net.ipv4.ip_local_port_range="1024 65535"'
 LISTEN_BACKLOG_LOW = Kind(
     code="listen-backlog-low",
     layer=Layer.PORT,
@@ -75,13 +77,22 @@ PORTS_EXHAUSTED = Kind(
     title="The kernel has almost no free port left",
     why="Every rank needs several ports, to listen and to connect; without one: `Cannot assign "
     "requested address`.",
-    fix='sysctl -w net.ipv4.ip_local_port_range="1024 65535"',
+    fix=Fix(Step(_WIDEST)),
     severity=Severity.WARN,
     delays=True,  # those in TIME_WAIT come free again, one after the other
 )
-_FREE_PORTS = (
-    "ss -Htan | awk '{print $1}' | sort | uniq -c shows what takes them (TIME-WAIT ends after 60 "
-    "s: wait, or sysctl -w net.ipv4.tcp_tw_reuse=1); ss -tanp shows which process"
+_FREE_PORTS = Fix(
+    look("ss -Htan | awk '{print $1}' | sort | uniq -c", "what takes them; TIME-WAIT ends in 60 s"),
+    look("ss -tanp", "which process"),
+    alternatives=[
+        Fix(
+            Step(
+                "sysctl -w net.ipv4.tcp_tw_reuse=1",
+                undo="sysctl -w net.ipv4.tcp_tw_reuse=2",
+                note="if most are in TIME-WAIT",
+            )
+        )
+    ],
 )
 _LOWEST, _HIGHEST = 1024, 65535
 
@@ -200,9 +211,9 @@ def _more_ports(rank: Rank, facts: Mapping[str, Any]) -> Fix:
     before = facts.get("reserved_ports", "")
     undo = f'sysctl -w net.ipv4.ip_local_port_range="{low} {high}"'
     if port is None:
-        return Fix(Step(PORTS_EXHAUSTED.fix, undo=undo))
+        return Fix(Step(_WIDEST, undo=undo))
     undo += f' net.ipv4.ip_local_reserved_ports="{before}"'
-    return Fix(Step(f"{PORTS_EXHAUSTED.fix} {reserve_port(port, before)}", undo=undo))
+    return Fix(Step(f"{_WIDEST} {reserve_port(port, before)}", undo=undo))
 
 
 def _reserved(setting: str, inside: range) -> int:

@@ -47,14 +47,18 @@ from nccl_doctor.api import (
     Context,
     Evidence,
     Finding,
+    Fix,
     Kind,
     Layer,
+    On,
     Scope,
     Severity,
+    Step,
     likely_address,
     master_host,
     place_of,
 )
+from nccl_doctor.toolkit.advice import fix_of
 from nccl_doctor.toolkit.gpu.devices import see_other_gpus
 from nccl_doctor.toolkit.hosts import MASTER_NOT_SET, everybody_came_in
 from nccl_doctor.toolkit.versions import disagreement
@@ -64,7 +68,7 @@ MISSING_VARIABLE = Kind(
     Layer.LAUNCH,
     "A launch variable is missing",
     "init_process_group raises on this rank, and every other rank waits for it.",
-    "Start the processes with torchrun, or export RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.",
+    "Start the processes with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.",
 )
 NO_LOCAL_RANK = MISSING_VARIABLE.variant(
     why="LOCAL_RANK chooses the GPU: without it, all these ranks take the first GPU of their host, "
@@ -103,7 +107,7 @@ RUN_ID = Kind(
     Layer.LAUNCH,
     "Hosts belong to different torchrun jobs",
     "torchrun keeps jobs apart by --rdzv-id: hosts with different ones never meet.",
-    "Give every host the same --rdzv-id.",
+    Fix(Step("# --rdzv-id NAME", On.EVERY, note="in the line of torchrun, the same everywhere")),
 )
 NOT_SET = Kind(
     MASTER_NOT_SET,
@@ -112,8 +116,14 @@ NOT_SET = Kind(
     "variables",
     "torch's env:// needs MASTER_ADDR and MASTER_PORT. A job whose script sets them itself needs "
     "no change, but may meet at another address than the one examined.",
-    'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) and '
-    "MASTER_PORT, before srun; mpirun -x MASTER_ADDR -x MASTER_PORT",
+    Fix(
+        Step(
+            'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) '
+            "MASTER_PORT=29500",
+            note="before srun",
+        ),
+        alternatives=[Fix(Step("# mpirun -x MASTER_ADDR=ADDRESS -x MASTER_PORT=29500"))],
+    ),
     Severity.INFO,
 )
 INDEPENDENT = Kind(
@@ -123,8 +133,17 @@ INDEPENDENT = Kind(
     "Right for independent runs of one host (torchrun --standalone): they never wait for each "
     "other, and each is examined by itself, though they share the host. It is also what a torchrun "
     "without --nnodes does.",
-    "Nothing, if that is meant; for one job of all hosts: srun --ntasks-per-node=1 torchrun "
-    "--nnodes=$SLURM_NNODES …",
+    Fix(
+        text="nothing, if that is meant",
+        alternatives=[
+            Fix(
+                Step(
+                    "# srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES",
+                    note="for one job of all hosts",
+                )
+            )
+        ],
+    ),
     Severity.INFO,
 )
 BACKEND = Kind(
@@ -133,8 +152,15 @@ BACKEND = Kind(
     "--backend differs between hosts",
     "All ranks of a process group need the same backend: with different ones init_process_group "
     "fails, or waits until its time-out.",
-    "Give every host the same --backend, the one that the job's init_process_group names.",
+    Fix(
+        Step(
+            "# --backend NAME",
+            On.EVERY,
+            note="the same everywhere, the one that the job's init_process_group names",
+        )
+    ),
 )
+_ADDRESS_OF_0 = "before the launch; ADDRESS is that of rank 0's host"
 _ELASTIC = ("torchrun", "accelerate", "nccl-doctor")
 """Launchers whose run id separates jobs; our own launcher has that of the torchrun it replaces."""
 
@@ -193,7 +219,7 @@ def _problems(cluster: Cluster) -> Iterator[Finding]:
                 problem.message,
                 Evidence.rank_place(rank),
                 evidence={"variables": dict(problem.variables)},
-                fix=problem.fix,
+                fix=fix_of(problem.fix, On.HERE),
                 severity=None if kind.severity is Severity.INFO else severity,
             )
 
@@ -221,12 +247,18 @@ def _met_by_a_rule(cluster: Cluster) -> Iterator[Finding]:
         said = [f"{name} not set, {values[name]} by {by}" for name, by in guessed.items()]
         if better:
             said.append("not all ranks met there")
-        fix = f"mpirun -x {' -x '.join(exports)} …" if by_mpirun else "export " + " ".join(exports)
+        line = f"mpirun -x {' -x '.join(exports)}" if by_mpirun else f"export {' '.join(exports)}"
+        hole = "ADDRESS" in line
+        step = Step(
+            f"# {line}" if by_mpirun or hole else line,
+            On.EVERY,
+            note=_ADDRESS_OF_0 if hole else "before the launch",
+        )
         yield Finding(
             NOT_SET,
             "; ".join(said),
             evidence={"derived_from": guessed},
-            fix=fix,
+            fix=Fix(step),
         )
 
 
@@ -241,7 +273,7 @@ def _better_place(cluster: Cluster) -> Mapping[str, str]:
     master = master_host(cluster)
     seen = {rank.host.id: facts for rank, facts in cluster.facts("master_addr")}
     facts = seen.get(master.id) if master else None
-    better = {"MASTER_ADDR": "<host name of rank 0>", "MASTER_PORT": "29500"}
+    better = {"MASTER_ADDR": "ADDRESS", "MASTER_PORT": "29500"}
     if master is None or facts is None:
         return better
     resolves = all(others["master"]["answers"] for others in seen.values())
@@ -278,7 +310,7 @@ def _without_local_rank(cluster: Cluster) -> Iterator[Finding]:
                 NO_LOCAL_RANK,
                 f"LOCAL_RANK is not set, and {len(ranks)} ranks share a host",
                 place_of(ranks),
-                fix="start with torchrun, or export LOCAL_RANK=0, 1, … on each host",
+                fix="start with torchrun, or set LOCAL_RANK to 0, 1, … on each host",
                 severity=Severity.WARN,
                 confidence=Confidence.LIKELY,
             )

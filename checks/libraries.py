@@ -61,6 +61,7 @@ from nccl_doctor.api import (
     number_range,
     odd_ones_out,
     place_of,
+    word,
 )
 from nccl_doctor.toolkit.gpu.devices import torch_build
 from nccl_doctor.toolkit.hosts import WHO, who_has_what
@@ -82,7 +83,10 @@ COLLIDE = Kind(
     "Wheels for different CUDA versions own one file",
     "The wheel that was installed last wins, and uninstalling the other one removes the file of "
     "both.",
-    "pip uninstall every wheel that owns the file, then pip install the one for torch's CUDA",
+    Fix(
+        Step("# pip uninstall -y NAME", note="every wheel that owns the file", persists=True),
+        Step("# pip install NAME", note="the one for torch's CUDA", persists=True),
+    ),
     Severity.WARN,
 )
 OVERWRITTEN = COLLIDE.variant(
@@ -107,7 +111,10 @@ TWICE = Kind(
     Layer.ENV,
     "Two copies of one library are loaded in one process",
     "Each copy has its own state, and which of them serves a call is chance.",
-    "keep one: unset LD_PRELOAD, take the other's folder out of LD_LIBRARY_PATH, or uninstall it",
+    Fix(
+        Step("unset LD_PRELOAD"),
+        alternatives=["take the folder of one out of LD_LIBRARY_PATH, or uninstall it"],
+    ),
     Severity.WARN,
 )
 DIFFERS = Kind(
@@ -210,20 +217,24 @@ def _shared(files: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
             COLLIDE,
             f"{said} own one file, {shared['file']}",
             evidence=dict(shared),
-            fix=f"pip uninstall -y {' '.join(names)}, then pip install the one for torch's CUDA",
+            fix=Fix(
+                Step(f"pip uninstall -y {' '.join(map(word, names))}", persists=True),
+                Step("# pip install NAME", note="the one for torch's CUDA", persists=True),
+            ),
         )
 
 
 def _overwritten(libraries: Iterable[Library]) -> Iterator[Finding]:
     for library in libraries:
         wheel, _, version = (library["wheel"] or "").rpartition(" ")
+        again = f"{wheel}=={version}"
         is_own = library["from"] == "wheel" and wheel.lower().startswith("nvidia")
         if is_own and not _is_nccl(library) and not _same(version, library["version"]):
             yield Finding(
                 OVERWRITTEN,
                 f"pip lists {library['wheel']}, but {library['path']} is {library['version']}",
                 evidence=dict(library),
-                fix=f"pip install --force-reinstall {wheel}=={version}",
+                fix=Fix(Step(f"pip install --force-reinstall {word(again)}", persists=True)),
             )
 
 
@@ -267,7 +278,7 @@ def _replaced(group: Sequence[_Seen]) -> Iterator[Finding]:
             name, version, by = library["library"], library["version"], library["from"]
             listed = library["wheel"].rpartition(" ")[2]
             fine = _same(listed, version) or release(version) > release(listed)
-            fix = "unset LD_PRELOAD"
+            fix: str = Fix(Step("unset LD_PRELOAD"))
             if by.startswith("LD_LIBRARY_PATH="):
                 fix = f"take {library['path'].rpartition('/')[0]} out of LD_LIBRARY_PATH"
             elif not by.startswith("LD_PRELOAD="):

@@ -72,6 +72,14 @@ from nccl_doctor.toolkit.fabric.road import admitted, choose_road
 from nccl_doctor.toolkit.host import user_tasks
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.privileges import in_user_namespace, privileges
+from nccl_doctor.toolkit.raise_limits import (
+    LOCK_MORE,
+    LOCK_MORE_ROOTLESS,
+    MORE_PROCESSES,
+    MORE_PROCESSES_OR_TASKS,
+    MORE_TASKS,
+    more_files,
+)
 from nccl_doctor.toolkit.versions import release
 
 OPEN_FILES = Kind(
@@ -79,7 +87,7 @@ OPEN_FILES = Kind(
     layer=Layer.HOST,
     title="The limit on open files is too low for this many ranks",
     why="Every rank that connects takes one open file: beyond the limit, `Too many open files`.",
-    fix=Fix(Step("ulimit -n 65536")),
+    fix=more_files(65536),
     severity=Severity.WARN,
 )
 MEMLOCK = Kind(
@@ -88,14 +96,7 @@ MEMLOCK = Kind(
     title="The limit on locked memory is too low for RDMA",
     why="RDMA locks its buffers in memory: `ibv_reg_mr` or `ibv_create_cq` fails with `Cannot "
     "allocate memory`.",
-    fix=Fix(
-        Step("ulimit -l unlimited"),
-        alternatives=[
-            "docker run --ulimit memlock=-1 (or --cap-add=IPC_LOCK)",
-            "systemd: LimitMEMLOCK=infinity",
-            "for logins: `* - memlock unlimited` in /etc/security/limits.conf",
-        ],
-    ),
+    fix=LOCK_MORE,
     severity=Severity.WARN,
 )
 PROCESSES = Kind(
@@ -104,10 +105,7 @@ PROCESSES = Kind(
     title="The limit on processes and threads is too low",
     why="A thread or a DataLoader worker that cannot be started ends its rank with `Resource "
     "temporarily unavailable`.",
-    fix=Fix(
-        Step("ulimit -u unlimited"),
-        alternatives=["docker run --pids-limit=-1", "systemd: TasksMax=infinity"],
-    ),
+    fix=MORE_PROCESSES_OR_TASKS,
     severity=Severity.WARN,
 )
 ADDRESSES = Kind(
@@ -166,12 +164,6 @@ _OWN_STACKS = (2, 28)
 """First release of NCCL that sets the size itself."""
 _LARGE_DOMAINS = ("GB200", "GB300")
 """GPUs of which one NVLink domain joins those of many hosts."""
-
-_ROOTLESS = (
-    "on the host: `* - memlock unlimited` in /etc/security/limits.conf and log in again (a "
-    "service: LimitMEMLOCK=infinity); then start the container with --ulimit memlock=-1"
-)
-"""Root of a user namespace cannot raise the hard limit of the user who started it."""
 
 
 class Limits(Check):
@@ -275,12 +267,8 @@ def _open_files(
         f"{wanted} is safe",
         Where(hosts=(rank.host.label,)),
         {"soft": soft, "hard": hard, "needed": least, "safe": wanted},
-        fix=Fix(
-            Step(
-                f"ulimit -n {hard if enough and hard is not None else max(65536, wanted)}",
-                undo=f"ulimit -n {soft}",
-                note="" if enough else "as root; docker run --ulimit nofile=65536; LimitNOFILE=",
-            )
+        fix=more_files(
+            hard if enough and hard is not None else max(65536, wanted), soft, allowed=enough
         ),
         severity=Severity.FAIL if soft < least else None,
     )
@@ -297,7 +285,7 @@ def _locked(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
         f"locked memory limited to {locked // 1024} KiB{where}, RDMA on {', '.join(facts['rdma'])}",
         Where(hosts=(rank.host.label,)),
         {"bytes": locked, "devices": facts["rdma"]},
-        fix=_ROOTLESS if apart else "",
+        fix=LOCK_MORE_ROOTLESS if apart else "",
         severity=Severity.FAIL if locked < _LOCKED_FAIL else None,
         confidence=Confidence.LIKELY,
     )
@@ -321,11 +309,7 @@ def _processes(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterat
         f"{name} is {limit}, {used} in use: {left} left for {ranks} ranks",
         Where(hosts=(rank.host.label,)),
         {"limit": limit, "used": used},
-        "ulimit -u unlimited; for logins `* - nproc unlimited` in /etc/security/limits.conf; "
-        "systemd: LimitNPROC=infinity"
-        if name == _NPROC
-        else "docker run --pids-limit=-1; systemd: TasksMax=infinity; Kubernetes: podPidsLimit of "
-        "the kubelet",
+        MORE_PROCESSES if name == _NPROC else MORE_TASKS,
         severity=Severity.FAIL if left < ranks * _THREADS_LEAST else None,
         confidence=Confidence.LIKELY,
     )

@@ -42,7 +42,9 @@ from nccl_doctor.api import (
     Host,
     Kind,
     Layer,
+    On,
     Rank,
+    Step,
     Where,
     master_host,
 )
@@ -54,7 +56,7 @@ MASTER_PORT = Kind(
     "Hosts look for rank 0 at different ports",
     "Where nothing listens, connections are refused or time out, and the host never joins the "
     "others.",
-    "Choose one port, and set it on every host: export MASTER_PORT=29500",
+    Fix(Step("export MASTER_PORT=29500", On.EVERY, note="one port for all hosts")),
 )
 
 

@@ -40,11 +40,13 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
     Severity,
     Untested,
     Where,
+    look,
 )
 from nccl_doctor.toolkit.cgroup import (
     MemoryKills,
@@ -54,6 +56,7 @@ from nccl_doctor.toolkit.cgroup import (
     memory_throttling,
 )
 from nccl_doctor.toolkit.host import available_memory
+from nccl_doctor.toolkit.raise_limits import MORE_MEMORY, NO_HIGH
 
 MEMORY_LIMIT_LOW = Kind(
     code="memory-limit-low",
@@ -61,17 +64,19 @@ MEMORY_LIMIT_LOW = Kind(
     title="Too little memory for the ranks of this host",
     why="The kernel kills the rank that exceeds the limit (exit code -9), or slows it down beyond "
     "memory.high, and all others wait for it.",
-    fix="docker run --memory=…, resources.limits.memory, srun --mem=…, or fewer ranks on the host",
+    fix=MORE_MEMORY,
     severity=Severity.WARN,
 )
 LACKS = MEMORY_LIMIT_LOW.variant(
-    fix="end other programs on the host (ps aux --sort=-rss | head), or start fewer ranks there",
+    fix=Fix(
+        look("ps aux --sort=-rss | head", "end what should not be there"),
+        alternatives=["start fewer ranks on the host"],
+    ),
 )
 SLOWED = MEMORY_LIMIT_LOW.variant(
     why="Beyond memory.high the kernel slows every process of the group down, and all others wait "
     "for this host.",
-    fix="srun --mem=…, systemctl set-property --runtime UNIT MemoryHigh=infinity, "
-    "resources.limits.memory; or fewer ranks on the host",
+    fix=NO_HIGH,
 )
 KILLED = MEMORY_LIMIT_LOW.variant(
     title="Processes of this container or job were killed for memory before",

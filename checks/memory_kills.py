@@ -39,6 +39,7 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
     Level,
@@ -47,20 +48,22 @@ from nccl_doctor.api import (
     Turn,
     Untested,
     Where,
+    look,
 )
 from nccl_doctor.toolkit.cgroup import memory_kills
+from nccl_doctor.toolkit.raise_limits import MORE_MEMORY
 
 KILLED = Kind(
     "out-of-memory-kill",
     Layer.HOST,
     "The kernel killed a process of this host for lack of memory",
     "The process ends without an error message (exit code -9), and all others wait for it.",
-    "docker run --memory=…, resources.limits.memory, srun --mem=…, or fewer ranks on the host",
+    MORE_MEMORY,
 )
 
-_WHOLE_MACHINE = (
-    "dmesg -T | grep -i 'killed process' shows which one and why; end other programs on the host, "
-    "or start fewer ranks there"
+_WHOLE_MACHINE = Fix(
+    look("dmesg -T | grep -i 'killed process'", "which one and why"),
+    alternatives=["end other programs on the host, or start fewer ranks there"],
 )
 _ROUND = "late"
 _FIRST = "memory"

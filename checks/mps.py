@@ -52,24 +52,29 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
     Severity,
     Skip,
+    Step,
     Where,
 )
 from nccl_doctor.toolkit.gpu.devices import EXCLUSIVE_PROCESS, host_gpus
 from nccl_doctor.toolkit.gpu.mps import serves_here
 from nccl_doctor.toolkit.host import is_first_namespace, text_of
 
+_QUIT = Fix(Step("echo quit | nvidia-cuda-mps-control", note="ends MPS"))
 ACTIVE = Kind(
     "mps-active",
     Layer.DEVICE,
     "Processes of this host share GPUs through MPS",
     "If one client is killed while a GPU works for it, the MPS server and its other clients may "
     "hang, fail or compute wrongly.",
-    "nothing, if it is meant: end ranks with SIGTERM before SIGKILL; else: echo quit | "
-    "nvidia-cuda-mps-control",
+    Fix(
+        text="nothing, if it is meant: end ranks with SIGTERM before SIGKILL",
+        alternatives=[_QUIT],
+    ),
     Severity.INFO,
 )
 OTHER_USER = Kind(
@@ -78,8 +83,10 @@ OTHER_USER = Kind(
     "The MPS server is of another user",
     "It serves one user at a time: CUDA waits at its first call until the processes of the other "
     "user have ended.",
-    "end the other user's processes or MPS (echo quit | nvidia-cuda-mps-control), or give this job "
-    "GPUs of its own",
+    Fix(
+        text="end the other user's processes, or give this job GPUs of its own",
+        alternatives=[_QUIT],
+    ),
     Severity.WARN,
 )
 NOT_REACHED = Kind(
@@ -88,8 +95,13 @@ NOT_REACHED = Kind(
     "MPS has the GPUs, and this job does not find it",
     "In compute mode Exclusive Process only the MPS server may use a GPU: CUDA fails with `all "
     "CUDA-capable devices are busy or unavailable`.",
-    "export CUDA_MPS_PIPE_DIRECTORY as the MPS daemon has it (in a container: mount it), or stop "
-    "MPS and nvidia-smi -c DEFAULT",
+    Fix(
+        Step("# export CUDA_MPS_PIPE_DIRECTORY=FOLDER", note="as the MPS daemon has it"),
+        alternatives=[
+            "in a container: mount that folder",
+            Fix(*_QUIT.steps, Step("nvidia-smi -c DEFAULT", note="as root")),
+        ],
+    ),
     Severity.WARN,
 )
 _PIPE = "CUDA_MPS_PIPE_DIRECTORY"

@@ -56,6 +56,7 @@ from nccl_doctor.api import (
     Step,
     Untested,
     odd_ones_out,
+    word,
 )
 from nccl_doctor.toolkit.gpu.devices import torch_build
 from nccl_doctor.toolkit.libraries import fingerprint, in_front, what_loads
@@ -68,7 +69,10 @@ COLLIDE = Kind(
     "The NCCL file is not that of the wheel that pip lists",
     "Wheels of NCCL for different CUDA versions own one file: the last one wins, and uninstalling "
     "the other one removes the file of both.",
-    "pip uninstall every nvidia-nccl wheel, then pip install the one for torch's CUDA",
+    Fix(
+        Step("# pip uninstall -y NAME", note="every wheel of NCCL", persists=True),
+        Step("# pip install NAME", note="the one for torch's CUDA", persists=True),
+    ),
     Severity.WARN,
 )
 REPLACED = Kind(
@@ -181,10 +185,11 @@ def _collides(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
         text = f"pip lists {said}, but {loaded['path']} is NCCL {loaded['version']}"
     else:
         return
-    names = " ".join(wheel["name"] for wheel in owners)
+    names = " ".join(word(wheel["name"]) for wheel in owners)
     fits = f"cu{(facts['cuda'] or '').partition('.')[0]}"
     right = next((w for w in owners if w["name"].endswith(fits)), owners[0])
-    fix = f"pip uninstall -y {names} && pip install {right['name']}=={right['version']}"
+    again = word(f"{right['name']}=={right['version']}")
+    fix = Fix(Step(f"pip uninstall -y {names} && pip install {again}", persists=True))
     yield Finding(COLLIDE, text, Evidence.rank_place(rank), {"wheels": wheels, **loaded}, fix)
 
 
@@ -205,7 +210,9 @@ def _replaced(
     by = f", by {', '.join(facts['in_front'])}" if facts["in_front"] else ""
     unset = [entry.partition("=")[0] for entry in facts["in_front"]]
     folder = loaded["path"].rpartition("/")[0]
-    fix = "unset LD_PRELOAD" if "LD_PRELOAD" in unset else what_loads("libnccl")
+    fix: str = what_loads("libnccl")
+    if "LD_PRELOAD" in unset:
+        fix = Fix(Step("unset LD_PRELOAD"))
     if "LD_LIBRARY_PATH" in unset:
         fix = f"take {folder} out of LD_LIBRARY_PATH"
     yield Finding(

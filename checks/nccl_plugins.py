@@ -55,12 +55,15 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Fix,
     Host,
     Kind,
     Layer,
     Severity,
     Skip,
+    Step,
     Untested,
+    export,
 )
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.nccl.plugin import (
@@ -205,8 +208,10 @@ def _problem(plugin: Mapping[str, Any], of: PluginType, releases: set[str]) -> F
             CRASHES,
             " ".join(tried[-1]) + (f"; {asked}" if asked else ""),
             evidence=evidence,
-            fix=f"export {of.variable}=none on every host, or install a build of the plug-in that "
-            "fits this image",
+            fix=Fix(
+                export(**{of.variable: "none"}),
+                alternatives=["install a build of the plug-in that fits this image"],
+            ),
             confidence=Confidence.LIKELY if plugin["fault"] == HUNG else Confidence.CERTAIN,
         )
     versions = (plugin["build"] or {}).get("versions") or ()
@@ -231,7 +236,7 @@ def _problem(plugin: Mapping[str, Any], of: PluginType, releases: set[str]) -> F
         MISSING,
         f"{asked}; {errors}",
         evidence=evidence,
-        fix=f"{MISSING.fix}; or unset {of.variable}",
+        fix=Fix(text=MISSING.fix, alternatives=[Fix(Step(f"unset {of.variable}"))]),
         severity=severity,
     )
 

@@ -57,6 +57,7 @@ from nccl_doctor.api import (
     OutcomeStatus,
     Severity,
     Skip,
+    Step,
     Where,
     export,
 )
@@ -73,7 +74,10 @@ BLOCKED = Kind(
     "The container forbids NUMA calls",
     "NCCL allocates the memory that ranks of a host share by NUMA node: releases 2.24 to 2.26.2 "
     "fail at start-up if GPUs cannot access each other directly, later ones fall back to /dev/shm.",
-    Fix(export(NCCL_CUMEM_HOST_ENABLE="0"), alternatives=["docker run --cap-add SYS_NICE"]),
+    Fix(
+        export(NCCL_CUMEM_HOST_ENABLE="0"),
+        alternatives=[Fix(Step("# docker run --cap-add SYS_NICE"))],
+    ),
     Severity.WARN,
 )
 EMPTY = Kind(

@@ -162,13 +162,15 @@ def _published(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterat
     if rank.env.get("GLOO_SOCKET_IFNAME") or (published and not is_loopback(published)):
         return
     nic = likely_address(facts["interfaces"], facts.get("source", ""))
-    other_way = f'put "{nic[1]} {name}" into /etc/hosts in place of its line' if nic else ""
+    other_way: str = f'put "{nic[1]} {name}" into /etc/hosts in place of its line' if nic else ""
     if not answers:
         kind, message = ADDR_UNRESOLVABLE, f"does not resolve: {own.error}"
         other_way = f'put "{nic[1]} {name}" into /etc/hosts' if nic else ""
     elif name.isdecimal():
         kind, message = ADDR_DIGITS_ONLY, f"is read as the IPv4 address {answers[0]}"
-        other_way = f"give the host a name with a letter: hostnamectl set-hostname n{name}"
+        letter, digits = f"hostnamectl set-hostname n{name}", f"hostnamectl set-hostname {name}"
+        note = "a name with a letter; as root"
+        other_way = Fix(Step(letter, undo=digits, note=note, persists=True))
     elif published:
         kind, message = ADDR_LOOPBACK, f"resolves to {published}: gloo sends that to its peers"
     else:
@@ -176,7 +178,7 @@ def _published(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterat
         message = f"resolves to {', '.join(answers)}, not its own address: gloo takes 127.0.0.1"
     if is_namesake(rank):  # the name is what is wrong
         other_way = ""
-    others = [Fix(text=other_way)] if other_way else []
+    others = [other_way] if other_way else []
     # The name did not keep this host out: it would matter only later.
     fails = cluster.backend == "gloo" and rank.host.joined
     yield Finding(

@@ -39,6 +39,7 @@ documentation, ABI/stable/sysfs-class-infiniband (pkeys); opensm(8), partition c
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ from nccl_doctor.api import (
     Step,
     Untested,
     Where,
+    export,
     look,
     odd_ones_out,
 )
@@ -66,7 +68,6 @@ from nccl_doctor.toolkit.nccl.conf import Setting
 from nccl_doctor.toolkit.variables.values import as_strtoll
 
 INDEX, VALUE = "NCCL_IB_PKEY", "NCCL_IB_PKEY_VALUE"
-_SHOW = "cat /sys/class/infiniband/*/ports/*/pkeys/* on each host; "
 _FIRST = 16
 _FULL = 0x8000
 """Bit of a key that says that the port is a full member of the partition."""
@@ -241,7 +242,7 @@ def _apart(
             f"{mine} at index {seen[host]['index']}; the other hosts: {shown}{at}",
             Where(hosts=(host,), interfaces=tuple(keys[host])),
             {"ports": seen[host]["ports"], WHO: who},
-            fix=f"export {INDEX}={elsewhere[0]} on this host" if elsewhere else "",
+            fix=Fix(Step(f"export {INDEX}={elsewhere[0]}")) if elsewhere else "",
             confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,
         )
 
@@ -268,8 +269,13 @@ def _limited(
             f"{', '.join(values)}: limited members on {len(limited)} of {len(keys)} hosts",
             Where(hosts=tuple(sorted(limited)), interfaces=tuple(sorted(names))),
             {"keys": {host: {n: f"{k:#06x}" for n, k in keys[host].items()} for host in limited}},
-            fix=f"export {INDEX}={better[0][0]} on every host: there all are full members of "
-            f"{better[0][1]:#06x}; or {LIMITED.fix}"
+            fix=Fix(
+                replace(
+                    export(**{INDEX: str(better[0][0])}),
+                    note=f"there all are full members of {better[0][1]:#06x}",
+                ),
+                alternatives=[LIMITED.fix],
+            )
             if better
             else "",
             confidence=Confidence.LIKELY,

@@ -41,7 +41,19 @@ import time
 from collections.abc import Iterable
 from typing import Any, TypedDict
 
-from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Severity, Skip, Where
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Context,
+    Finding,
+    Fix,
+    Layer,
+    Severity,
+    Skip,
+    Where,
+    look,
+    word,
+)
 from nccl_doctor.toolkit.pcie_errors import pcie_errors, pcie_outliers
 from nccl_doctor.toolkit.shared_kinds import PCIE_ERRORS
 
@@ -80,7 +92,11 @@ class PcieErrors(Check):
                     f"{devices[address]['kind']} {address}, since the kernel found it: {words}",
                     Where(hosts=(rank.host.label,), devices=(address,)),
                     {"counters": devices[address]},
-                    fix=f"lspci -vvs {address}; check the link again after a job, and reseat the "
-                    "card, its riser or cable if the numbers grow",
+                    fix=Fix(
+                        look(
+                            f"lspci -vvs {word(address)}",
+                            "again after a job; reseat the card, its riser or cable if they grow",
+                        )
+                    ),
                     severity=Severity.INFO,
                 )

@@ -82,8 +82,8 @@ _FILE = "etc/ld.so.preload"
 _OFF = "CUDA_DISABLE_CONTROL"
 _YES = ("1", "t", "true")
 _HAMI_FIX = (
-    "CUDA_DISABLE_CONTROL=true in the manifest of the pod, if it has whole GPUs: then libvgpu is "
-    "not mounted"
+    "if the pod has whole GPUs: CUDA_DISABLE_CONTROL=true in its manifest; then libvgpu is not "
+    "mounted"
 )
 
 

@@ -36,9 +36,12 @@ from nccl_doctor.api import (
     Cluster,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
+    On,
     Severity,
+    Step,
     Where,
     number_range,
     odd_ones_out,
@@ -49,7 +52,7 @@ NPROC = Kind(
     Layer.RANKS,
     "Hosts run different numbers of ranks",
     "torch allows it; code that computes the host as rank // ranks-per-host breaks.",
-    "Give every host the same --nproc-per-node, unless the difference is intended.",
+    Fix(Step("# --nproc-per-node NUMBER", On.EVERY, note="the same, unless it is meant otherwise")),
     Severity.INFO,
 )
 WRONG_SUM = NPROC.variant(

@@ -65,8 +65,15 @@ REMOVED = Kind(
     Fix(
         Step("# loginctl enable-linger NAME", undo="# loginctl disable-linger NAME", persists=True),
         alternatives=[
-            "RemoveIPC=no in /etc/systemd/logind.conf.d/keep-ipc.conf (below [Login]), then "
-            "systemctl restart systemd-logind"
+            Fix(
+                Step(
+                    "printf '[Login]\\nRemoveIPC=no\\n' > /etc/systemd/logind.conf.d/keep-ipc.conf",
+                    undo="rm /etc/systemd/logind.conf.d/keep-ipc.conf",
+                    note="as root",
+                    persists=True,
+                ),
+                Step("systemctl restart systemd-logind", persists=True),
+            )
         ],
     ),
     Severity.INFO,

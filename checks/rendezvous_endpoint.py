@@ -54,8 +54,10 @@ from nccl_doctor.api import (
     Skip,
     Step,
     Where,
+    fill,
     likely_address,
     spans_machines,
+    word,
 )
 from nccl_doctor.toolkit.c10d import (
     endpoint_host,
@@ -100,8 +102,18 @@ AGENT_NAMELESS = Kind(
     title="torchrun cannot look up the name of its own host",
     why="To know whether it is the endpoint, the agent looks up its own host name; without an "
     "answer torchrun ends with socket.gaierror before it meets the others.",
-    fix="put the host's name into /etc/hosts, or torchrun --rdzv-conf is_host=true on the host of "
-    "the endpoint and is_host=false on the others",
+    fix=Fix(
+        text="put the host's name into /etc/hosts",
+        alternatives=[
+            Fix(
+                Step(
+                    "# --rdzv-conf is_host=true",
+                    note="in the line of torchrun, on the host of the endpoint; "
+                    "is_host=false on the others",
+                )
+            )
+        ],
+    ),
 )
 LOOK_UP_S = 4.0
 _REST_S = 0.5
@@ -168,8 +180,9 @@ class RendezvousEndpoint(Check):
             ]
             fix = ""
             if owners:
-                fix = f"on {owners[0].label}: torchrun --rdzv-conf is_host=true"
-                fix += f" --local-addr={_address(owners[0].addresses)}"
+                line = "# --rdzv-conf is_host=true"
+                line += f" --local-addr={word(_address(owners[0].addresses))}"
+                fix = Fix(Step(line, (owners[0].label,), note="in the line of torchrun"))
             yield Finding(
                 RDZV_ENDPOINT_UNHOSTED,
                 f"--rdzv-endpoint={endpoint}: {host} is neither the host name of a host nor an "
@@ -186,7 +199,7 @@ class RendezvousEndpoint(Check):
                 f"--rdzv-endpoint={endpoint}: {len(serving)} hosts would serve it",
                 Where(hosts=tuple(sorted(owner.label for owner in serving))),
                 evidence,
-                fix=f"on every host: torchrun --rdzv-endpoint={address}:29500",
+                fix=fill(RDZV_ENDPOINT_AMBIGUOUS.fix, ADDRESS=address),
             )
 
 

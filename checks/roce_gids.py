@@ -80,8 +80,6 @@ from nccl_doctor.toolkit.fabric.hca import HCA, rdma_admits, rdma_settings
 from nccl_doctor.toolkit.hosts import WHO, who_has_what
 from nccl_doctor.toolkit.versions import loaded_nccl, release
 
-_SHOW = "show_gids shows the table; give the interface its IPv4 address, and unset "
-
 EMPTY = Kind(
     "roce-gid-index-empty",
     Layer.ROUTE,
@@ -315,8 +313,10 @@ def _missing(facts: Mapping[str, Any]) -> Kind:
         return MISSING
     return MISSING.variant(
         title=f"NCCL would not use a {wanted} GID, which its settings ask for",
-        fix="show_gids shows the table; unset NCCL_IB_ADDR_FAMILY and NCCL_IB_ROCE_VERSION_NUM, or "
-        f"point NCCL_IB_GID_INDEX at an entry with {wanted}",
+        fix=Fix(
+            look("show_gids", f"or point NCCL_IB_GID_INDEX at an entry with {wanted}"),
+            Step("unset NCCL_IB_ADDR_FAMILY NCCL_IB_ROCE_VERSION_NUM", On.EVERY),
+        ),
     )
 
 
@@ -327,9 +327,9 @@ def _fix(facts: Mapping[str, Any], picks: Mapping[str, PickedGid]) -> str:
     if facts["fixed"] is not None or not local or not all(_good(ports[n], facts) for n in local):
         return ""
     good = _good(ports[local[0]], facts)[0]["address"]
-    return (
-        f"export NCCL_IB_ADDR_RANGE=<the network of {good}>, or take the 169.254 address off the "
-        "interface (ip addr)"
+    return Fix(
+        Step("# export NCCL_IB_ADDR_RANGE=ADDRESS", On.EVERY, note=f"the network of {good}"),
+        alternatives=["take the 169.254 address off the interface"],
     )
 
 
@@ -380,7 +380,7 @@ def _indices(
         "would be wrong on some",
         Where(hosts=tuple(sorted(odd.places))),
         {"indices": {host: sorted(mine) for host, mine in indices.items()}},
-        fix="leave NCCL_IB_GID_INDEX unset",
+        fix="set no NCCL_IB_GID_INDEX",
         severity=Severity.INFO,
     )
 

@@ -55,8 +55,10 @@ from nccl_doctor.api import (
     Step,
     Where,
     host_labels,
+    word,
 )
 from nccl_doctor.toolkit.nccl.interface_choice import subnet_prefixes
+from nccl_doctor.toolkit.nccl.use_interface import use_interface
 from nccl_doctor.toolkit.net.interfaces import interfaces, is_alone
 from nccl_doctor.toolkit.net.routes import arp_settings, reverse_path_filter
 from nccl_doctor.toolkit.net.rtnetlink import leads_back, way_in
@@ -176,7 +178,7 @@ def _may_drop(
         f"{names} in {net}, rp_filter=1{said}",
         Where(hosts=(host,), interfaces=tuple(sorted({nic for nic, _ in strict}))),
         {"network": net, "interfaces": entries},
-        fix=_fix([host], good),
+        fix=_fix({host: {nic for nic, _ in strict}}, good),
         severity=Severity.FAIL if lost else None,
         confidence=Confidence.LIKELY,
     )
@@ -200,8 +202,9 @@ def _dropped(cluster: Cluster, calls: Sorted) -> Iterator[tuple[Finding, set[str
     for seat, ways in found.items():
         first = ways[0]
         other = first["caller"] if seat == first["listener"] else first["listener"]
+        ends = {labels[seat]: {way["interface"] for way in ways}}
         # The answers to answers arrive at the other end by the same detour.
-        ends = [labels[seat], labels[other]]
+        ends[labels[other]] = {"all"}
         job = any(silent[way["caller"], way["listener"], way["called"]] for way in ways)
         yield (
             Finding(
@@ -223,9 +226,20 @@ def _dropped(cluster: Cluster, calls: Sorted) -> Iterator[tuple[Finding, set[str
 _SHOWN = ("peer", "own", "interface", "filter", "leaves")
 
 
-def _fix(hosts: Collection[str], nic: str) -> str:
-    loose = f"on {' and '.join(hosts)}: sysctl -w net.ipv4.conf.all.rp_filter=2"
-    return f"{loose}, or export NCCL_SOCKET_IFNAME=={nic}"
+def _fix(strict: Mapping[str, Collection[str]], nic: str) -> Fix:
+    """The fix for interfaces by their hosts; `nic`: one that can be used in place of them."""
+    loose = (
+        Step(
+            f"{setting}=2",
+            (host,),
+            undo="" if each == "all" else f"{setting}=1",
+            note="loose; as root",
+        )
+        for host, nics in strict.items()
+        for each in sorted(nics)
+        for setting in (f"sysctl -w {word(f'net/ipv4/conf/{each}/rp_filter')}",)
+    )
+    return Fix(*loose, alternatives=[Fix(use_interface(nic, gloo=False))])
 
 
 def _neighbour(net: str, own: Collection[str]) -> str:

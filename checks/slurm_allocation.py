@@ -48,7 +48,9 @@ from nccl_doctor.api import (
     Layer,
     On,
     Skip,
+    Step,
     Where,
+    export,
 )
 from nccl_doctor.toolkit.c10d import endpoint_host, rendezvous_of
 from nccl_doctor.toolkit.hosts import everybody_came_in
@@ -57,12 +59,13 @@ from nccl_doctor.toolkit.net.names import LookUp, look_up
 from nccl_doctor.toolkit.relaunch import start_with
 from nccl_doctor.toolkit.slurm import address_of, slurm_hosts
 
+_FIRST = Step('export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')
 MASTER_OUTSIDE_ALLOCATION = Kind(
     code="master-outside-allocation",
     layer=Layer.LAUNCH,
     title="The master is not one of the job's hosts",
     why="No rank runs on a login node: the store is not served there, and every rank waits.",
-    fix='export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+    fix=Fix(_FIRST),
 )
 NNODES_BEYOND = Kind(
     code="nnodes-beyond-allocation",
@@ -70,7 +73,10 @@ NNODES_BEYOND = Kind(
     title="The job expects more hosts than Slurm allocated",
     why="All allocated hosts are here, and no other one can come: every rank waits for its "
     "time-out.",
-    fix="--nnodes=$SLURM_NNODES in the line that starts the job, or more hosts: sbatch --nodes",
+    fix=Fix(
+        Step("# --nnodes=$SLURM_NNODES", On.EVERY),
+        alternatives=[Fix(Step("# sbatch --nodes NODES", note="more hosts for the job"))],
+    ),
 )
 LOOK_UP_S = 2.0
 
@@ -129,11 +135,10 @@ class SlurmAllocation(Check):
                 continue
             said.add(master)
             first = facts["hosts"][0]
-            fix = f"export MASTER_ADDR={first} on every host, or "
-            fix += MASTER_OUTSIDE_ALLOCATION.fix.removeprefix("export ")
+            fix = Fix(export(MASTER_ADDR=first), alternatives=[Fix(_FIRST)])
             if any(other.get("first") == [] for _, other in cluster.facts(self.name)):
-                fix = f"export MASTER_ADDR={address_of(first)} on every host (the name {first} "
-                fix += "does not resolve on all of them)"
+                note = f"the name {first} does not resolve on all of them"
+                fix = Fix(Step(f"export MASTER_ADDR={address_of(first)}", On.EVERY, note=note))
             known = ", SLURM_LAUNCH_NODE_IPADDR" if launch else ""
             yield Finding(
                 MASTER_OUTSIDE_ALLOCATION,

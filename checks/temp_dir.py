@@ -56,26 +56,36 @@ from nccl_doctor.api import (
     Step,
     Where,
     export,
+    look,
     word,
 )
+
+
+def _another(which: str) -> Step:
+    """The step that names another folder."""
+    return Step("# export TMPDIR=FOLDER", undo="unset TMPDIR", note=f"one {which}")
+
 
 TEMP_DIR_UNWRITABLE = Kind(
     code="temp-dir-unwritable",
     layer=Layer.HOST,
     title="The folder for temporary files cannot be used",
     why="torchrun, torch.compile, Triton and DataLoader workers keep files and sockets there.",
-    fix="name a folder that exists, is writable for you and has room: export TMPDIR=/tmp",
+    fix=Fix(_another("that exists, is writable for you and has room")),
 )
 NO_ROOM = TEMP_DIR_UNWRITABLE.variant(
     title="The folder for temporary files has almost no room",
     why="torch.compile, Triton and DataLoader workers keep files there, and end with `No space "
     "left on device`.",
-    fix="du -xsh /tmp/* | sort -h | tail; or export TMPDIR to a folder with room",
+    fix=Fix(
+        look("du -xsh /tmp/* | sort -h | tail", "remove what is not needed"),
+        alternatives=[Fix(_another("with room"))],
+    ),
 )
 NO_SOCKET = TEMP_DIR_UNWRITABLE.variant(
     title="No socket can be made in the folder for temporary files",
     why="DataLoader workers and torch's shared tensors meet at a socket there.",
-    fix="name a short path (a socket's may have 107 bytes) on a local disk: export TMPDIR=/tmp",
+    fix=Fix(_another("with a short path (a socket's may have 107 bytes), on a local disk")),
 )
 
 _VARIABLES = ("TMPDIR", "TEMP", "TMP")
@@ -132,8 +142,10 @@ class TempDir(Check):
                     f"{end.state}{waits})",
                     Where(hosts=(item.host.label,)),
                     {"folder": crumb["folder"], "state": end.state, "wchan": end.wchan},
-                    fix="find out why the disk or file server of that folder does not answer "
-                    "(dmesg), or export TMPDIR to a folder on a local disk",
+                    fix=Fix(
+                        look("dmesg | tail", "why the disk or file server does not answer"),
+                        alternatives=[Fix(_another("on a local disk"))],
+                    ),
                 )
         for rank, facts in cluster.facts(self.name):
             bad = [f"{_named(name)}{folder}: {error}" for name, folder, error in facts["tried"]]
@@ -173,8 +185,8 @@ def _fix(tried: Sequence[str], good: str) -> Fix:
         make = Step(f"mkdir -p {word(folder)}", undo=f"rmdir {word(folder)}", persists=True)
         return Fix(make, alternatives=[other])
     looks = {errno.ENOSPC: "df -h", errno.EROFS: "findmnt -T"}
-    look = next((said for number, said in looks.items() if os.strerror(number) in error), "ls -ld")
-    return Fix(*other.steps, alternatives=[Fix(text=f"repair the folder: {look} {word(folder)}")])
+    see = next((said for number, said in looks.items() if os.strerror(number) in error), "ls -ld")
+    return Fix(*other.steps, alternatives=[Fix(look(f"{see} {word(folder)}", "repair the folder"))])
 
 
 def _named(variable: str) -> str:

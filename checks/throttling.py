@@ -62,9 +62,11 @@ from nccl_doctor.api import (
     Turn,
     Where,
     export,
+    word,
 )
 from nccl_doctor.toolkit.cgroup import cpu_throttling, memory_throttling
 from nccl_doctor.toolkit.containers import container_of
+from nccl_doctor.toolkit.raise_limits import NO_HIGH
 
 CPU_THROTTLED = Kind(
     "cpu-throttled",
@@ -89,8 +91,7 @@ MEMORY_THROTTLED = Kind(
     "A limit of memory slows the ranks of a host down",
     "Beyond memory.high the kernel lets every process that asks for memory sleep, and kills none. "
     "It looks like a hang, and all other ranks wait.",
-    "srun --mem=…, systemctl set-property --runtime UNIT MemoryHigh=infinity, "
-    "resources.limits.memory in Kubernetes; or fewer ranks on the host",
+    NO_HIGH,
     Severity.WARN,
     delays=True,
 )
@@ -188,7 +189,7 @@ def _cpu(
         f"{times:.2g} times as long",
         Where(hosts=(rank.host.label,)),
         {"limit": dict(limit), "rise": rise, "times": round(times, 2)},
-        fix=_more_cpu(limit["file"], min(wanted, most or wanted), rank, late),
+        fix=_more_cpu(limit, min(wanted, most or wanted), rank, late),
         severity=None if times >= _SLOW_TIMES else Severity.INFO,
         # The same limit, by what it did: it is no second cause.
         explained_by="cpu-limit-low" if cpus < ranks else None,
@@ -202,17 +203,25 @@ def _times(limit: Mapping[str, Any], rise: Mapping[str, int | None]) -> float:
     return 1.0 + (rise["throttled_us"] or 0) / used if used > 0 else 1.0
 
 
-def _more_cpu(file: str, cpus: int, rank: Rank, late: Mapping[str, Any]) -> str:
-    name, container = rank.host.label, _holder(file, late["container"])
+def _more_cpu(limit: Mapping[str, Any], cpus: int, rank: Rank, late: Mapping[str, Any]) -> str:
+    file, name = limit["file"], rank.host.label
+    container, fewer = _holder(file, late["container"]), Fix(export(OMP_NUM_THREADS="1"))
     if container == "kubernetes":
         more = f'resources.limits.cpu: "{cpus}" in the manifest of the pod'
-    elif container:
-        who = name if _CONTAINER_ID.fullmatch(name) else "CONTAINER"
-        more = f"on the machine of the container: {container} update --cpus={cpus} {who}"
-    else:
-        none = "max" if file.endswith("cpu.max") else "-1"
-        more = _systemctl(file, "CPUQuota=") or f"as root: echo {none} > /sys/fs/cgroup/{file}"
-    return f"{more}; or fewer threads: export OMP_NUM_THREADS=1"
+        return Fix(text=more, alternatives=[fewer])
+    if container:
+        known = _CONTAINER_ID.fullmatch(name) is not None
+        step = Step(
+            f"{container} update --cpus={cpus} {name}"
+            if known
+            else f"# {container} update --cpus={cpus} NAME",
+            note="on the machine of the container" + ("" if known else "; NAME is the container's"),
+        )
+        return Fix(step, alternatives=[fewer])
+    two = file.endswith("cpu.max")
+    old = f"{limit['quota_us']} {limit['period_us']}" if two else str(limit["quota_us"])
+    step = _systemctl(file, "CPUQuota=") or _written(file, "max" if two else "-1", old)
+    return Fix(step, alternatives=[fewer])
 
 
 # Memory -------------------------------------------------------------------------------------------
@@ -246,12 +255,12 @@ def _memory(rank: Rank, early: Mapping[str, Any], late: Mapping[str, Any]) -> It
 def _more_memory(file: str, high: int, container: str) -> str:
     twice, container = math.ceil(2 * high / _GIB), _holder(file, container)
     if "slurm" in file:
-        return f"srun --mem={twice}G, or fewer ranks on the host"
+        return Fix(Step(f"# srun --mem={twice}G"), alternatives=["start fewer ranks on the host"])
     if container == "kubernetes":
         return f"resources.limits.memory: {twice}Gi in the manifest of the pod"
     if container:
         return ""  # where the group is on the machine cannot be seen from here
-    return _systemctl(file, "MemoryHigh=infinity") or f"as root: echo max > /sys/fs/cgroup/{file}"
+    return Fix(_systemctl(file, "MemoryHigh=infinity") or _written(file, "max", str(high)))
 
 
 # Both ---------------------------------------------------------------------------------------------
@@ -281,11 +290,17 @@ def _holder(file: str, container: str) -> str:
     return container if outermost or _OF_CONTAINERS.search(file) else ""
 
 
-def _systemctl(file: str, setting: str) -> str:
-    """Command that changes a limit of a systemd unit; empty if the group is none."""
+def _written(file: str, new: str, old: str) -> Step:
+    """Step that writes a limit of a control group."""
+    path = word(f"/sys/fs/cgroup/{file}")
+    return Step(f"echo {word(new)} > {path}", undo=f"echo {word(old)} > {path}", note="as root")
+
+
+def _systemctl(file: str, setting: str) -> Step | None:
+    """Step that changes a limit of a systemd unit; None if the group is none."""
     unit = PurePosixPath(file).parent.name
     if not _UNIT.fullmatch(unit):
-        return ""
+        return None
     who = "systemctl --user" if "/user@" in f"/{file}" and unit[:5] != "user@" else "systemctl"
-    root = "" if "--user" in who else "as root: "
-    return f"{root}{who} set-property --runtime {unit} {setting}"
+    root = "" if "--user" in who else "as root"
+    return Step(f"{who} set-property --runtime {word(unit)} {setting}", note=root)

@@ -32,7 +32,18 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nccl_doctor.api import Check, Cluster, Context, Evidence, Finding, Kind, Layer, Scope
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Context,
+    Evidence,
+    Finding,
+    Fix,
+    Kind,
+    Layer,
+    Scope,
+    Step,
+)
 
 MISSING = Kind(
     code="torch-missing",
@@ -42,6 +53,7 @@ MISSING = Kind(
     "out",
     fix="activate the environment that the job runs in, or install nccl-doctor into it",
 )
+_AGAIN = Fix(Step("pip install --force-reinstall torch", note="in that environment", persists=True))
 
 
 class TorchImport(Check):
@@ -79,5 +91,5 @@ class TorchImport(Check):
                     f"{facts['error']} ({facts['python']})",
                     Evidence.rank_place(rank),
                     dict(facts),
-                    fix="pip install --force-reinstall torch in that environment" if broken else "",
+                    fix=_AGAIN if broken else "",
                 )

@@ -9,6 +9,7 @@ from typing import Any
 from nccl_doctor.api import Confidence, Fix, Kind, Severity, Step, look
 from nccl_doctor.toolkit.gpu.ends import certainty_of_reader
 from nccl_doctor.toolkit.gpu.kinds import (
+    BUNDLE,
     CLOCKS_LIMITED,
     GPU_BUSY,
     GPU_LOST,
@@ -100,7 +101,7 @@ def troubles_of(gpu: Gpu, others: Sequence[Gpu], own: Collection[int]) -> Iterat
             Fix(
                 look("amd-smi static -g BUS_ID"),
                 look("amd-smi metric -g BUS_ID"),
-                alternatives=["`nccl-doctor report bundle` has what is needed to fix nccl-doctor"],
+                alternatives=[BUNDLE],
             ),
             Severity.WARN,
             Confidence.POSSIBLE,

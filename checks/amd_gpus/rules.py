@@ -14,12 +14,14 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Finding,
+    Fix,
     Host,
     OutcomeStatus,
     Rank,
     Severity,
     Where,
     fill,
+    look,
 )
 from nccl_doctor.toolkit.gpu.drift import Drift, common, drifts, known, models_of
 from nccl_doctor.toolkit.gpu.ends import certainty_of, certainty_of_reader
@@ -108,7 +110,11 @@ def _no_answer(host: Host, text: str) -> Finding:
         GPU_UNHEALTHY,
         text,
         Where(hosts=(host.label,)),
-        fix="amd-smi list; `dmesg | grep amdgpu` shows why; drain and reboot the host",
+        fix=Fix(
+            look("amd-smi list"),
+            look("dmesg | grep amdgpu", "shows why"),
+            alternatives=["drain and reboot the host"],
+        ),
         confidence=Confidence.LIKELY,
     )
 

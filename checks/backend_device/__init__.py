@@ -107,7 +107,7 @@ from .mapping import (
     judge_mapping,
     sharing_is_meant,
 )
-from .missing import MISSING, fix_of_missing, no_gpu, ranks_for
+from .missing import HELD, MISSING, fix_of_missing, no_gpu, ranks_for, show_all
 from .orders import GPU_ORDER, judge_orders
 
 MISMATCH = Kind(
@@ -136,14 +136,13 @@ GPU_HELD = GPU_UNHEALTHY.variant(
     title="A setting or another process keeps CUDA from a GPU",
     why="In compute mode Exclusive Process a GPU serves one process: the rank that comes second "
     "fails.",
-    fix="nvidia-smi --query-gpu=compute_mode --format=csv; nvidia-smi -c DEFAULT, or end the "
-    "process that has the GPU",
+    fix=HELD,
 )
 NO_CUDA_HERE = DRIVER_MISMATCH.variant(title="The GPU driver does not offer CUDA on this GPU")
 _DRIVER_ERRORS = {
     34: (
         DRIVER_MISMATCH,
-        "remove the CUDA `stubs` folder from LD_LIBRARY_PATH: it hides the real libcuda",
+        "take the folder cuda/lib64/stubs out of LD_LIBRARY_PATH: it hides the real libcuda",
     ),
     35: (DRIVER_MISMATCH, ""),
     36: (DRIVER_MISMATCH, ""),
@@ -160,7 +159,7 @@ _DRIVER_ERRORS = {
     ),
     804: (
         DRIVER_MISMATCH,
-        "remove the `cuda/compat` folder from LD_LIBRARY_PATH, or upgrade the driver",
+        "take the folder cuda/compat out of LD_LIBRARY_PATH, or upgrade the driver",
     ),
 }
 """CUresult → kind and fix; all others are `gpu-unhealthy`."""
@@ -335,7 +334,7 @@ def _backend(cluster: Cluster, one: SeenByRank) -> Finding | None:
     if facts["devices"]:
         return None
     if gpus and facts["visible"]:
-        fix = f"unset {' '.join(facts['visible'])}"
+        fix = show_all(facts)
         return Finding(GPU_HIDDEN, f"{one.hiding} hides all {gpus} GPUs", fix=fix)
     if gpus:
         text = f"none of the {gpus} GPUs is usable: the driver reports no device"
@@ -361,7 +360,7 @@ def _driver(cluster: Cluster, one: SeenByRank) -> Finding:
         fix = f"upgrade the NVIDIA driver to {oldest} or newer, or install torch for CUDA {runs}"
     elif error["name"] == "libcuda.so.1":
         kind, text = DRIVER_MISMATCH, f"libcuda.so.1 cannot be loaded; kernel driver is {kernel}"
-        fix = "install libcuda of that version; in a container set NVIDIA_DRIVER_CAPABILITIES=all"
+        fix = "install that libcuda; in a container, set NVIDIA_DRIVER_CAPABILITIES to all"
     sure = not kind.drains or error["code"] in _OF_HARDWARE
     return Finding(
         kind,
@@ -423,12 +422,12 @@ def _too_few(cluster: Cluster, mine: Sequence[SeenByRank]) -> Finding | None:
     evidence = {"visible": gpus, "needed": need, "host_gpus": facts["host_gpus"]}
     if facts["visible"] and all_gpus >= need:
         text = f"{mine[0].hiding} leaves {gpus} of {all_gpus} GPUs; {who}"
-        return Finding(GPU_HIDDEN, text, where, evidence, f"unset {' '.join(facts['visible'])}")
+        return Finding(GPU_HIDDEN, text, where, evidence, show_all(facts))
     text = f"{gpus} visible {'GPU' if gpus == 1 else 'GPUs'}, {who}"
     words = fix_of_missing(facts)
     launch = mine[0].rank.launch
-    ranks_fix = ranks_for(gpus, launch.launcher if launch else "", cluster.nnodes)
-    fix = f"{ranks_fix}, or: {words}" if per_rank else words
+    launcher = launch.launcher if launch else ""
+    fix = ranks_for(gpus, launcher, cluster.nnodes, words) if per_rank else words
     return Finding(MISSING, text, where, evidence, fix)
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from nccl_doctor.api import (
     Cluster,
     Finding,
+    Fix,
     Kind,
     Layer,
     Rank,
     Severity,
+    Step,
     Where,
+    export,
     number_range,
     odd_ones_out,
     place_of,
@@ -27,8 +31,10 @@ GPU_HIDDEN = Kind(
     Layer.DEVICE,
     "A variable hides GPUs from ranks",
     "A process sees only the GPUs that CUDA_VISIBLE_DEVICES names, numbered again from 0.",
-    "Set the same CUDA_VISIBLE_DEVICES, with a GPU for each rank, for all ranks of a host; or "
-    "unset it.",
+    Fix(
+        Step("unset CUDA_VISIBLE_DEVICES"),
+        alternatives=["give all ranks of a host the same one, with a GPU for each rank"],
+    ),
 )
 ORDERS_DIFFER = GPU_HIDDEN.variant(
     title="Ranks of one host see the same GPUs in different orders",
@@ -65,10 +71,26 @@ GPU_GUESSED = Kind(
     "By default torch takes another GPU than LOCAL_RANK's",
     "Without LOCAL_RANK, init_process_group of torch 2.15 binds a rank to GPU RANK modulo the "
     "number of GPUs; older versions do so in a barrier() before a device is set.",
-    "export LOCAL_RANK on every rank, and call torch.cuda.set_device(LOCAL_RANK) before "
+    "set LOCAL_RANK for every rank, and call torch.cuda.set_device(LOCAL_RANK) before "
     "init_process_group; or name the GPU in the call: barrier(device_ids=[LOCAL_RANK]), "
     'init_process_group("nccl", device_id=torch.device("cuda", LOCAL_RANK))',
     Severity.WARN,
+)
+_MEANT = Fix(
+    Step("nvidia-smi -c DEFAULT", note="if it is meant; as root"),
+    alternatives=["start MPS"],
+)
+_EACH_ITS_OWN = Fix(
+    Step("# docker run --gpus '\"device=NUMBER\"'", note="each container with GPUs of its own"),
+    alternatives=["in Kubernetes: a limit nvidia.com/gpu for each pod"],
+)
+_SHARE = Fix(
+    replace(export(NCCL_MULTI_RANK_GPU_ENABLE="1"), note="NCCL 2.30.3 or newer"),
+    alternatives=["give each rank a GPU of its own"],
+)
+_LOCAL_RANK = Fix(
+    Step("export LOCAL_RANK=$SLURM_LOCALID", note="in each task of srun, before the script"),
+    alternatives=["with another launcher: set LOCAL_RANK for every rank"],
 )
 _VISIBLE_FIX = (
     "nothing, if the script takes the GPU that it sees; else set the same CUDA_VISIBLE_DEVICES, "
@@ -163,8 +185,12 @@ def _visible_differs(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
             "cannot reach the memory of the other ranks' GPUs",
             where,
             {"seen": sides},
-            "let every rank of a host see all GPUs of the job there: srun --gpus-per-node=N "
-            "--gpu-bind=none in place of --gpus-per-task",
+            Fix(
+                Step(
+                    f"# srun --gpus-per-node={len(mine)} --gpu-bind=none",
+                    note="not for each task: every rank of a host sees all its GPUs",
+                )
+            ),
             Severity.WARN,
         )
 
@@ -214,7 +240,7 @@ def _guessed(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
             "where LOCAL_RANK is not set, so several ranks get the same GPU",
             Where(devices=tuple(sorted(twice))) | place_of(sharers),
             {"ranks": [rank.rank for rank in sharers]},
-            "export LOCAL_RANK on every rank (with srun: LOCAL_RANK=$SLURM_LOCALID)",
+            _LOCAL_RANK,
             Severity.INFO if sharing_is_meant(sharers) else None,
         )
     elif binding:
@@ -273,16 +299,14 @@ def _shared(mps: Mapping[int, bool], seen: Iterable[SeenByRank]) -> Iterator[Fin
         text, fix = f"{len(ranks)} ranks use the same {model}", ""
         if alone:
             text += "; its compute mode is Exclusive Process, and there is no MPS here"
-            fix = f"{GPU_SHARED.fix} If it is meant: start MPS, or nvidia-smi -c DEFAULT."
+            fix = Fix(text=GPU_SHARED.fix, alternatives=[_MEANT])
         elif sharing_is_meant(ranks):
             fix = "nothing, if it is meant, as NCCL_MULTI_RANK_GPU_ENABLE or NCCL_HOSTID says"
         elif len({rank.host.id for rank in ranks}) > 1:
-            fix = "give each container GPUs of its own: docker run --gpus '\"device=N\"', or a pod "
-            fix += "limit nvidia.com/gpu"
+            fix = _EACH_ITS_OWN
         elif served:
             text += "; that MPS is here changes nothing for NCCL"
-            fix = "export NCCL_MULTI_RANK_GPU_ENABLE=1 on every rank (NCCL 2.30.3 or newer), or "
-            fix += "give each rank a GPU of its own"
+            fix = _SHARE
         if len(ranks) > 1:
             yield Finding(
                 GPU_SHARED,
@@ -317,6 +341,12 @@ def _parts(cluster: Cluster, seen: Mapping[int, SeenByRank]) -> Iterator[Finding
             f"{len(ranks)} ranks use parts (MIG instances) of the GPU at {address}; NCCL "
             f"{oldest or 'of unknown version'} takes them for the same GPU",
             Where(devices=tuple(sorted(uuids))) | place_of(ranks),
-            fix="NCCL 2.30.3 or newer, instances of different GPUs, or nvidia-smi -mig 0",
+            fix=Fix(
+                text="install NCCL 2.30.3 or newer",
+                alternatives=[
+                    "take instances of different GPUs",
+                    Fix(Step("nvidia-smi -mig 0", undo="nvidia-smi -mig 1", note="as root")),
+                ],
+            ),
             severity=Severity.INFO if sharing_is_meant(ranks) else None,
         )

@@ -5,32 +5,71 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nccl_doctor.api import Finding, Kind, Layer
+from nccl_doctor.api import (
+    Finding,
+    Fix,
+    Kind,
+    Layer,
+    On,
+    Step,
+    look,
+)
 
+_WAYS = ("start as many ranks as the host has GPUs", "in a container: request all")
 MISSING = Kind(
     "gpu-missing",
     Layer.DEVICE,
     "Fewer GPUs than needed",
     "A rank without its own GPU fails, or takes the GPU of another rank.",
-    "Start as many ranks as the host has GPUs, or get the missing GPU back: look for Xid in "
-    "`dmesg`, compare `nvidia-smi -L` with `lspci`; in a container, request all GPUs.",
+    Fix(
+        look("nvidia-smi -L", "compare with the PCI bus"),
+        look("dmesg | grep -e Xid -e NVRM", "why a GPU is gone"),
+        alternatives=_WAYS,
+    ),
     drains=True,  # only where the configuration expects more than the kernel has
 )
-_OF_AMD = (
-    "Start as many ranks as the host has GPUs, or get the missing GPU back: look for amdgpu in "
-    "`dmesg`, compare `amd-smi list` with `lspci`; in a container, request all GPUs."
+HELD = Fix(
+    look("nvidia-smi --query-gpu=compute_mode --format=csv"),
+    Step("nvidia-smi -c DEFAULT", note="as root, if it is Exclusive_Process"),
+    alternatives=["end the process that has the GPU"],
+)
+"""For a setting or a process that keeps others from a GPU."""
+_OF_AMD = Fix(
+    look("amd-smi list", "compare with the PCI bus"),
+    look("dmesg | grep amdgpu", "why a GPU is gone"),
+    alternatives=_WAYS,
 )
 _RANKS = {
-    "srun": "srun --ntasks-per-node={gpus}",
-    "mpirun": "mpirun --map-by ppr:{gpus}:node",
-    "mpi": "mpiexec -ppn {gpus}",
-    "deepspeed": "deepspeed --num_gpus {gpus} (slots={gpus} in a hostfile)",
-    "accelerate": "accelerate launch --num_processes {all}",
-    "ray": "ScalingConfig(use_gpu=True, resources_per_worker={{'GPU': 1}})",
-    "env": "{gpus} ranks on this host",
+    "srun": "--ntasks-per-node={gpus}",
+    "mpirun": "--map-by ppr:{gpus}:node",
+    "mpi": "-ppn {gpus}",
+    "deepspeed": "--num_gpus {gpus}",
+    "accelerate": "--num_processes {all}",
 }
 """How many ranks a launcher starts on a host; by torchrun's option for all others."""
+_BY_HAND = {
+    "ray": "ScalingConfig(use_gpu=True, resources_per_worker={{'GPU': 1}})",
+    "env": "start {gpus} ranks on this host",
+}
 _GLOO = "without GPUs use the backend gloo on all hosts"
+_NVIDIA_DRIVER = Fix(
+    Step("modprobe nvidia", note="as root, on the host itself"),
+    look("nvidia-smi"),
+    alternatives=[
+        Fix(Step("# docker run --gpus all")),
+        "in Kubernetes: a limit nvidia.com/gpu",
+        _GLOO,
+    ],
+)
+_AMD_DRIVER = Fix(
+    Step("modprobe amdgpu", note="as root, on the host itself"),
+    look("amd-smi list"),
+    alternatives=[
+        Fix(Step("# docker run --device /dev/kfd --device /dev/dri")),
+        "in Kubernetes: a limit amd.com/gpu",
+        _GLOO,
+    ],
+)
 
 
 def fix_of_missing(facts: Mapping[str, Any]) -> str:
@@ -41,10 +80,14 @@ def fix_of_missing(facts: Mapping[str, Any]) -> str:
     return _OF_AMD if is_amd else MISSING.fix
 
 
-def ranks_for(gpus: int, launcher: str, nnodes: int) -> str:
-    """Option that starts as many ranks on a host as it has GPUs."""
-    line = _RANKS.get(launcher, "--nproc-per-node {gpus}")
-    return line.format(gpus=gpus, all=gpus * nnodes)
+def ranks_for(gpus: int, launcher: str, nnodes: int, other: str) -> str:
+    """The fix that starts as many ranks on a host as it has GPUs; `other`: another way."""
+    if launcher in _BY_HAND:
+        return Fix(text=_BY_HAND[launcher].format(gpus=gpus), alternatives=[other])
+    line = _RANKS.get(launcher, "--nproc-per-node {gpus}").format(gpus=gpus, all=gpus * nnodes)
+    where = "in the line that starts the job"
+    slots = f"; and slots={gpus} in its hostfile" if launcher == "deepspeed" else ""
+    return Fix(Step(f"# {line}", On.EVERY, note=where + slots), alternatives=[other])
 
 
 def no_gpu(facts: Mapping[str, Any]) -> Finding:
@@ -55,9 +98,10 @@ def no_gpu(facts: Mapping[str, Any]) -> Finding:
         text = f"no GPU: the kernel driver nouveau holds {held}; NVIDIA's driver is not loaded"
         fix = "install NVIDIA's driver, blacklist nouveau, and reboot"
         return Finding(MISSING, text, fix=fix)
-    fix = "load the driver (modprobe nvidia, then nvidia-smi); in a container docker run --gpus "
-    fix += "all, or a pod limit nvidia.com/gpu"
-    if facts["rocm"]:
-        fix = "load the driver (modprobe amdgpu, then amd-smi list); in a container docker run "
-        fix += "--device /dev/kfd --device /dev/dri, or a pod limit amd.com/gpu"
-    return Finding(MISSING, "no GPU: no /dev/nvidia<N>, no /dev/kfd", fix=f"{fix}; {_GLOO}")
+    fix = _AMD_DRIVER if facts["rocm"] else _NVIDIA_DRIVER
+    return Finding(MISSING, "no GPU: no /dev/nvidia<N>, no /dev/kfd", fix=fix)
+
+
+def show_all(facts: Mapping[str, Any]) -> Fix:
+    """The fix for GPUs that variables hide."""
+    return Fix(Step(f"unset {' '.join(facts['visible'])}"))

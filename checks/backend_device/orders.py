@@ -33,7 +33,7 @@ GPU_ORDER = Kind(
         export(CUDA_DEVICE_ORDER="PCI_BUS_ID"),
         alternatives=[
             "give all hosts the same CUDA_VISIBLE_DEVICES: CUDA numbers GPUs by speed, "
-            "nvidia-smi by PCI address"
+            "the driver by PCI address"
         ],
     ),
     Severity.INFO,

@@ -13,11 +13,14 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Finding,
+    Fix,
     Kind,
     Layer,
     Rank,
     Round,
     Severity,
+    Step,
+    export,
     place_of,
 )
 from nccl_doctor.toolkit.groups.attempts import (
@@ -40,12 +43,26 @@ START_SLOW = Kind(
     "A GPU or its first communicator is slow to start",
     "every start of a job waits for it in its first collective; a short time-out of the process "
     "group would take it for a hang",
-    "keep the JIT cache (CUDA_CACHE_PATH on a disk that stays, CUDA_CACHE_DISABLE unset), or "
+    "keep the JIT cache (CUDA_CACHE_PATH on a disk that stays, no CUDA_CACHE_DISABLE), or "
     "install an NCCL built for this GPU; run again: what was compiled is there now",
     Severity.INFO,
 )
 _SLOW_S = 15.0
-_WAKES = "systemctl enable --now nvidia-persistenced, or as root: nvidia-smi -pm 1"
+_STAYS = Step(
+    "systemctl enable --now nvidia-persistenced",
+    undo="systemctl disable --now nvidia-persistenced",
+    persists=True,
+)
+_WAKES = Fix(
+    _STAYS, alternatives=[Fix(Step("nvidia-smi -pm 1", undo="nvidia-smi -pm 0", note="as root"))]
+)
+_ALONE = Fix(
+    export(NCCL_NET_PLUGIN="none"),
+    alternatives=[
+        "no other host takes part: see the stack in the evidence; update the GPU driver, put "
+        "CUDA_CACHE_PATH on a local disk"
+    ],
+)
 _CACHE_OFF = "CUDA_CACHE_DISABLE"
 
 
@@ -80,8 +97,7 @@ def _never_formed(attempt: Attempt) -> Finding:
         f"of this rank alone",
         member.where,
         what_they_did(attempt),
-        fix="no other host takes part: see the stack in the evidence; update the GPU driver, leave "
-        "out the network plug-in (NCCL_NET_PLUGIN=none), put CUDA_CACHE_PATH on a local disk",
+        fix=_ALONE,
         confidence=Confidence.LIKELY,
     )
 

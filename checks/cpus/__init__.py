@@ -51,6 +51,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict
@@ -87,8 +88,20 @@ CPU_LIMIT_LOW = Kind(
     title="Less than one CPU for each rank",
     why="The threads that move NCCL's data wait for a CPU: start-up looks like a hang, and every "
     "step is slow.",
-    fix="srun --cpus-per-task=N, mpirun --bind-to none, docker run --cpus=N, or fewer ranks; "
-    "if the binding must stay, NCCL_IGNORE_CPU_AFFINITY=1 lets NCCL's threads leave it",
+    fix=Fix(
+        Step("# srun --cpus-per-task=NUMBER", note="Slurm"),
+        alternatives=[
+            Fix(Step("# mpirun --bind-to none")),
+            Fix(Step("# docker run --cpus=NUMBER")),
+            "start fewer ranks",
+            Fix(
+                replace(
+                    export(NCCL_IGNORE_CPU_AFFINITY="1"),
+                    note="if the binding must stay: NCCL's threads leave it",
+                )
+            ),
+        ],
+    ),
     severity=Severity.WARN,
 )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nccl_doctor.api import Confidence, Severity
+from nccl_doctor.api import Confidence, Fix, On, Severity, Step, word
+from nccl_doctor.toolkit.raise_limits import LOCK_MORE, MORE_MEMORY
 
 from .table import Problem, Settings, whole
 
@@ -19,6 +20,18 @@ gradient."""
 _FEW = 10**9
 """Parameters: a model with fewer needs no offloading."""
 _CPU_OPTIMIZERS = ("adam", "adamw", "adagrad", "lion")
+
+
+_BUILD_TOOLS = Fix(
+    Step("pip install ninja", persists=True),
+    Step("apt install g++ libaio-dev", note="as root", persists=True),
+    alternatives=[
+        Fix(
+            Step("pip install ninja", persists=True),
+            Step("dnf install gcc-c++ libaio-devel", note="as root", persists=True),
+        )
+    ],
+)
 
 
 def nvme_paths(settings: Settings) -> list[str]:
@@ -62,7 +75,7 @@ def offload_problems(
             MEMORY,
             f"each rank locks {_gib(buffers)} for swapping parameters (buffer_count × "
             f"buffer_size), but may lock only {facts['locked'] // 1024} KiB",
-            "ulimit -l unlimited; docker run --ulimit memlock=-1; systemd: LimitMEMLOCK=infinity",
+            LOCK_MORE,
             Severity.FAIL,
             Confidence.LIKELY,
         )
@@ -76,7 +89,14 @@ def _paths(paths: Mapping[str, Mapping[str, Any]], hosts: int) -> Iterator[Probl
             yield Problem(
                 PATH,
                 f"nvme_path {path}: {seen['error']}",
-                f"mkdir -p {path} on a local NVMe disk that the job may write to, on every host",
+                Fix(
+                    Step(
+                        f"mkdir -p {word(path)}",
+                        On.EVERY,
+                        note="on a local NVMe disk that the job may write to",
+                        persists=True,
+                    )
+                ),
             )
         elif seen["direct"] is False:
             yield Problem(
@@ -121,7 +141,7 @@ def _operators(settings: Settings, facts: Mapping[str, Any]) -> Iterator[Problem
             yield Problem(
                 OPERATOR,
                 f"DeepSpeed builds {op} at the start of the job, but there is no {named_tools}",
-                "pip install ninja; apt install g++ libaio-dev (dnf install gcc-c++ libaio-devel)",
+                _BUILD_TOOLS,
                 # A build of an earlier run may lie in the cache; ninja is asked for all the same.
                 Severity.FAIL if "ninja" in missing else Severity.WARN,
                 Confidence.LIKELY,
@@ -138,7 +158,7 @@ def _memory(
     if not rooms:
         return
     left, ranks = min(rooms), memory["local_ranks"]
-    fix = "resources.limits.memory, docker run --memory, srun --mem; or smaller buffers"
+    fix = Fix(text="use smaller buffers", alternatives=[MORE_MEMORY])
     if buffers * ranks > left:
         never = group is not None and buffers * ranks > group["limit"]
         yield Problem(

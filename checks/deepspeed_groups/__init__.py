@@ -75,6 +75,7 @@ from nccl_doctor.api import (
     Skip,
     Step,
     Untested,
+    look,
     number_range,
     place_of,
 )
@@ -294,7 +295,7 @@ def _missing(cluster: Cluster) -> Iterator[Finding]:
             f"import deepspeed: {how}",
             item.where,
             {"error": outcome.reason[-1500:]},
-            fix="make `python -c 'import deepspeed'` work there",
+            fix=Fix(look("python -c 'import deepspeed'", "has to work there")),
         )
 
 

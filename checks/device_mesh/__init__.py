@@ -48,6 +48,7 @@ from nccl_doctor.api import (
     Cluster,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
     Level,
@@ -55,6 +56,7 @@ from nccl_doctor.api import (
     Scope,
     Severity,
     Skip,
+    Step,
     Untested,
 )
 from nccl_doctor.toolkit.groups.attempts import attempt_deadline, attempts_of
@@ -194,7 +196,10 @@ def _does_not_divide(cluster: Cluster) -> Finding:
             "world_size": world,
             "nearest": near,
         },
-        fix=f"use --mesh {near[0]} (and the same sizes in the job), or start {needed} ranks",
+        fix=Fix(
+            Step(f"# --mesh {near[0]}", note="and the same sizes in the job"),
+            alternatives=[f"start {needed} ranks"],
+        ),
     )
 
 

@@ -11,11 +11,15 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Finding,
+    Fix,
     Kind,
     Layer,
     Severity,
+    Step,
     Where,
     host_labels,
+    look,
+    word,
 )
 from nccl_doctor.toolkit.firewall.portrules import fits, how_to_let_pass, stopped_by
 from nccl_doctor.toolkit.hosts import link_names
@@ -45,7 +49,7 @@ EPHEMERAL = Kind(
     layer=Layer.PORT,
     title="The port of a service is in the range from which the kernel assigns ports to clients",
     why="An outgoing connection may hold it at the moment when the service starts.",
-    fix="give the service a port below the range, or reserve it: net.ipv4.ip_local_reserved_ports",
+    fix="give the service a port below the range, or reserve its port",
     severity=Severity.WARN,
     later=True,
 )
@@ -158,8 +162,10 @@ class Endpoints:
                     UNREACHABLE,
                     f"{endpoint}: the name does not resolve: {one['error']}",
                     Where(hosts=(self._labels[seat],)),
-                    fix=f"getent hosts {host}; correct the name, or add it to /etc/hosts or the "
-                    "name server",
+                    fix=Fix(
+                        look(f"getent hosts {word(host)}"),
+                        alternatives=["correct the name, or add it to /etc/hosts or name server"],
+                    ),
                 )
 
     def _outside(
@@ -268,13 +274,15 @@ def _port(endpoint: str, one: Facts, where: Where) -> Iterator[Finding]:
         if held["pid"] is None:
             who = "a process that this user may not see"
             who += f" (user id {held['uid']})" if held["uid"] is not None else ""
-        look = f"kill {held['pid']}" if held["pid"] else f"sudo ss -ltnp 'sport = :{port}'"
+        first = look(f"sudo ss -ltnp 'sport = :{port}'", "if that is not the service itself")
+        if held["pid"]:
+            first = Step(f"kill {held['pid']}", note=first.note)
         yield Finding(
             IN_USE,
             f"{endpoint} is held by {who}",
             where,
             dict(held),
-            fix=f"if that is not the service itself: {look}; or give the service another port",
+            fix=Fix(first, alternatives=["give the service another port"]),
             severity=Severity.INFO if one.get("known") else None,
             confidence=Confidence.LIKELY,
         )
@@ -293,6 +301,12 @@ def _port(endpoint: str, one: Facts, where: Where) -> Iterator[Finding]:
             EPHEMERAL,
             f"{endpoint} is in ip_local_port_range {low}–{high}",
             where,
-            fix=f"give the service a port below {low}, or: sysctl -w "
-            f"{reserve_port(port, one['reserved'])}",
+            fix=Fix(
+                Step(
+                    f"sysctl -w {reserve_port(port, one['reserved'])}",
+                    undo=f'sysctl -w net.ipv4.ip_local_reserved_ports="{one["reserved"]}"',
+                    note="as root",
+                ),
+                alternatives=[f"give the service a port below {low}"],
+            ),
         )

@@ -6,7 +6,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from nccl_doctor.api import Confidence, Fix, Severity, Where, place_of
+from nccl_doctor.api import (
+    Confidence,
+    Fix,
+    Severity,
+    Step,
+    Where,
+    export,
+    place_of,
+    word,
+)
 from nccl_doctor.toolkit.hosts import sides_in_words
 from nccl_doctor.toolkit.variables.table import Variable, table
 from nccl_doctor.toolkit.variables.values import canonical
@@ -182,9 +191,22 @@ def _not_forwarded(seen: Seen, names: Sequence[str]) -> str:
     )
     if not only_here:
         return ""
-    lines = ", ".join(here[0].says(name) for name in names)
-    kept = "the deepspeed launcher passes on only NCCL*, PYTHON*, MLFLOW*, MV2* and UCX*"
-    wish = f"write {lines} into .deepspeed_env in the home or working folder of the first host"
+    values = {name: here[0].original(name) for name in names}
+    if first is None or None in values.values():
+        lines = ", ".join(here[0].says(name) for name in names)
+        return f"set {lines} on every host, not on the first one only"
+    note = "the deepspeed launcher passes on only NCCL*, PYTHON*, MLFLOW*, MV2* and UCX* by itself"
+    kept = [
+        Step(
+            f"echo {word(f'{name}={value}')} >> ~/.deepspeed_env",
+            (first.label,),
+            undo=f"sed -i '/^{name}=/d' ~/.deepspeed_env",
+            note=note,
+            persists=True,
+        )
+        for name, value in values.items()
+    ]
     if launcher == "deepspeed":
-        return f"{wish}: {kept}"
-    return f"export {lines} on every host; with the deepspeed launcher {wish} ({kept})"
+        return Fix(*kept)
+    given = {name: str(value) for name, value in values.items()}
+    return Fix(export(**given), alternatives=[Fix(*kept)])

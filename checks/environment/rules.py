@@ -7,7 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from nccl_doctor.api import Fix, Severity, Step, word
+from nccl_doctor.api import (
+    Fix,
+    On,
+    Severity,
+    Step,
+    word,
+)
 from nccl_doctor.toolkit.nccl.interface_choice import NCCL_VARIABLE, Filter
 from nccl_doctor.toolkit.variables.table import AUTO, Leftover, Limit, Variable, table
 from nccl_doctor.toolkit.variables.values import canonical, misread, refused
@@ -143,7 +149,9 @@ def _lines_of_files(view: View) -> Iterator[Problem]:
             yield Problem(
                 BAD_VALUE,
                 f"NCCL_CONF_FILE={fault['path']} {fault['fault']}; ~/.nccl.conf is not read either",
-                "unset NCCL_CONF_FILE, or name a file that exists",
+                Fix(
+                    Step("unset NCCL_CONF_FILE", On.EVERY), alternatives=["name a file that exists"]
+                ),
                 Severity.WARN,
             )
             continue

@@ -19,7 +19,7 @@ from .gather import ENVIRONMENT, SET
 from .gpu_models import hosts_of_several_models
 
 # Workers of Ray have the environment of their host's `ray start`, not that of the driver's shell.
-_AT_RAY = " before `ray start`"
+_AT_RAY = " before Ray starts"
 _OR_RAY = "or put it into env_vars of the job's runtime_env"
 _PLAIN = re.compile(r"[\w.,:=^/+-]*")
 """A value that sed takes for nothing but itself."""

@@ -134,12 +134,12 @@ FIRMWARE = Kind(
     Layer.ROUTE,
     "Adapters of one kind have different firmware",
     "A fault of one firmware version then appears only on some hosts.",
-    "install one firmware on all adapters (mlxfwmanager)",
+    Fix(look("mlxfwmanager --query", "as root; install one firmware on all", on=On.EVERY)),
     Severity.INFO,
 )
-_ONE_SUBNET = (
-    "ibstat and sminfo show the subnet of each port: cable these ports to one fabric, or select "
-    "the ports of one fabric with NCCL_IB_HCA"
+_ONE_SUBNET = Fix(
+    look("sminfo", "the subnet: cable these ports to one fabric"),
+    alternatives=["select the ports of one fabric with NCCL_IB_HCA"],
 )
 PCI = Kind(
     "rdma-pci-slow",

@@ -311,7 +311,7 @@ def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
     confidence = found.confidence
     answered = kind in (PEER_INTERCEPTED, MTU_BLACKHOLE)
     if not answered and not found.rules and is_translated(calls, matrix.seen):
-        said, fix = translation(calls, matrix.seen, labels)
+        said, fix = translation(calls, matrix.seen, labels, if_reached(_fix(matrix, kind, found)))
         return Finding(
             kind.variant(**TRANSLATED),
             f"{said}; {message}",
@@ -320,7 +320,7 @@ def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
                 links=link_names(labels, pairs),
             ),
             evidence,
-            fix=Fix(text=fix, alternatives=[if_reached(_fix(matrix, kind, found))]),
+            fix=fix,
             confidence=Confidence.LIKELY,
         )
     dead = _dead_routes(matrix, calls)

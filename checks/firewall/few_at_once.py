@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.api import Confidence, Finding, Fix, Kind, Where, blame_links
+from nccl_doctor.api import (
+    Confidence,
+    Finding,
+    Fix,
+    Kind,
+    Where,
+    blame_links,
+    look,
+)
 from nccl_doctor.toolkit.firewall.netfilter import quote_hit
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.peers.burst import LIMIT_S
@@ -14,10 +22,10 @@ from nccl_doctor.toolkit.peers.matrix import Pair, PeerCall
 from .culprits import Suspects, how_to_open
 
 _MOST_SHOWN = 5
-_FIX = (
-    "look for rules that limit new connections (nft list ruleset | grep -E 'limit|ct count|meter'; "
-    "iptables-save | grep -E 'limit|recent') on these hosts and on what is between them; accept "
-    "the hosts of the job before them"
+_FIX = Fix(
+    look("nft list ruleset | grep -E 'limit|ct count|meter'", "rules that limit new connections"),
+    look("iptables-save | grep -E 'limit|recent'"),
+    alternatives=["accept the hosts of the job before such a rule, here or between the hosts"],
 )
 
 

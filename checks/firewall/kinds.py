@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from nccl_doctor.api import Fix, Kind, Layer, On, Step, look, word
+from nccl_doctor.toolkit.nccl.use_interface import CHOOSE
 
 _BOTH_WAYS = (
     "NCCL and gloo need connections on ephemeral ports between all hosts, in both directions"
 )
-EXACT = "the one that leads to the other hosts: NCCL_SOCKET_IFNAME==NIC, GLOO_SOCKET_IFNAME=NIC"
 OPEN = "open all tcp between the job's hosts, at least the range net.ipv4.ip_local_port_range"
 
 INTERFACE_UNROUTABLE = Kind(
@@ -16,7 +16,7 @@ INTERFACE_UNROUTABLE = Kind(
     title="The other hosts cannot reach a chosen address, but can reach another address",
     why="NCCL opens data channels on every interface it finds (bridges, VPN, a second NIC): if "
     "one of them leads nowhere, the job hangs after a healthy bootstrap.",
-    fix="choose " + EXACT,
+    fix=CHOOSE,
 )
 PEER_NO_ROUTE = Kind(
     code="peer-no-route",
@@ -31,7 +31,7 @@ PEER_NO_ROUTE = Kind(
             undo="# ip route del ADDRESS dev NIC",
             note="NIC is the interface in a network of that host",
         ),
-        alternatives=[Fix(text="choose an interface in a common network: " + EXACT)],
+        alternatives=[CHOOSE],
     ),
 )
 MTU_BLACKHOLE = Kind(
@@ -39,8 +39,11 @@ MTU_BLACKHOLE = Kind(
     layer=Layer.ROUTE,
     title="Small packets arrive, large packets are silently lost",
     why="Bootstrap and small collectives work; the first large one hangs until the time-out.",
-    fix="lower the MTU to what the path carries (ping -M do -s 1472 finds out whether it is 1500), "
-    'or let ICMP "fragmentation needed" pass',
+    fix=Fix(
+        look("ping -c 2 -M do -s 1472 ADDRESS", "answered: the path carries an MTU of 1500"),
+        Step("# ip link set dev NIC mtu SIZE", On.EVERY, note="to what the path carries"),
+        alternatives=['let ICMP "fragmentation needed" pass on the way'],
+    ),
 )
 PEER_BLOCKED = Kind(
     code="peer-blocked",
@@ -77,7 +80,7 @@ NO_NEIGHBOUR = {
 
 NO_ANSWER = Fix(
     look("ip neigh show ADDRESS", "compare VLAN, cable and subnet mask of both ends"),
-    alternatives=[Fix(text=f"choose another interface: {EXACT}")],
+    alternatives=[CHOOSE],
 )
 
 _PAYLOADS = (8972, 4472, 1472, 1452, 1432, 1412, 1392, 1372, 1352, 1322, 1272, 1172, 972, 548)

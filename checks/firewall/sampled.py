@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 
-from nccl_doctor.api import Cluster, Confidence, Finding, Kind, Layer, Severity
+from nccl_doctor.api import (
+    Cluster,
+    Confidence,
+    Finding,
+    Fix,
+    Kind,
+    Layer,
+    Severity,
+    Step,
+)
 from nccl_doctor.toolkit.peers.schedule import ALL_PAIRS, leaf_switches
 
 SAMPLED = Kind(
@@ -13,7 +22,7 @@ SAMPLED = Kind(
     title="Of many hosts, not every pair was tried",
     why="The calls between all pairs grow with the square of the hosts. A bad host shows in any of "
     "its pairs; a bad link between two good hosts shows only in its own.",
-    fix="--level full lets every host call every other one",
+    fix=Fix(Step("# --level full", note="lets every host call every other one")),
     severity=Severity.INFO,
 )
 _UPLINKS = 16

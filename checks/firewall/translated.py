@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from nccl_doctor.api import Fix
 from nccl_doctor.toolkit.containers import network_for
 from nccl_doctor.toolkit.net.interfaces import is_loopback
 from nccl_doctor.toolkit.peers.matrix import PeerCall
@@ -30,14 +31,21 @@ def is_translated(failed: Iterable[PeerCall], seen: Mapping[int, str]) -> bool:
 
 
 def translation(
-    failed: Iterable[PeerCall], seen: Mapping[int, str], labels: Mapping[int, str]
-) -> tuple[str, str]:
-    """Message (the address that a host tells, and the one from which it calls) and fix."""
+    failed: Iterable[PeerCall], seen: Mapping[int, str], labels: Mapping[int, str], other: str
+) -> tuple[str, Fix]:
+    """Message (the address that a host tells, and the one from which it calls) and fix.
+
+    Args:
+        failed: calls to hosts behind an address translation.
+        seen: seat → address from which others see it call.
+        labels: seat → host.
+        other: another fix, for who has none.
+    """
     told = {labels[call.listener]: (call.address, seen[call.listener]) for call in failed}
     said = [
         f"{host} tells {own}, and others see it call from {far}"
         for host, (own, far) in told.items()
     ]
+    way = network_for("")
     more = f"; and {len(said) - 2} more hosts" if len(said) > 2 else ""
-    hosts = ", ".join(sorted(told)[:8])
-    return "; ".join(said[:2]) + more, f"on {hosts}: " + network_for("")
+    return "; ".join(said[:2]) + more, Fix(text=way, alternatives=[*way.alternatives, other])

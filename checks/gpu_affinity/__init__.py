@@ -48,11 +48,14 @@ from nccl_doctor.api import (
     Cluster,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
+    On,
     Scope,
     Severity,
     Skip,
+    Step,
     Untested,
     Where,
     number_range,
@@ -66,15 +69,26 @@ from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from .gpu_places import pci_address, place_on_host
 from .nic_places import HOW_NEAR, NIC_FAR, NIC_PAIRS, NicsBeside, judge_nics, nics_beside
 
+_NEAR = Fix(
+    Step("# torchrun --numa-binding=node", On.EVERY),
+    alternatives=[Fix(Step("# srun --gpu-bind=closest", On.EVERY)), "bind no ranks to CPUs"],
+)
 FAR = Kind(
     "rank-far-from-gpu",
     Layer.DEVICE,
     "A rank is bound to CPUs far from its GPU",
     "Copies to the GPU and NCCL's own threads and buffers cross the link between the sockets: "
     "every step of this rank, and so of the whole job, is slower.",
-    "torchrun --numa-binding=node, srun --gpu-bind=closest, or no binding of ranks to CPUs.",
+    _NEAR,
     Severity.WARN,
 )
+
+
+def _on_node(node: int) -> Fix:
+    """The fix that starts a rank on the CPUs of a NUMA node."""
+    line = f"# numactl --cpunodebind={node} --preferred={node}"
+    return Fix(Step(line, note="before the program of this rank"), alternatives=[_NEAR])
+
 
 _DOWN = {False: "rdma-port-down", True: "rdma-port-unconfigured"}
 """Whether a port waits for a subnet manager → code by which check `rdma` names it."""
@@ -163,8 +177,7 @@ class GpuAffinity(Check):
             node, fix = facts["numa"], ""
             at = "" if node is None else f" of NUMA node {node}"
             if node is not None:
-                fix = f"numactl --cpunodebind={node} --preferred={node} PROGRAM for this rank; or "
-                fix += FAR.fix
+                fix = _on_node(node)
             yield Finding(
                 FAR,
                 f"may run on CPUs {facts['cpus']}; its GPU is beside CPUs {facts['beside']}{at}",

@@ -9,11 +9,14 @@ from typing import Any, TypedDict
 from nccl_doctor.api import (
     Confidence,
     Finding,
+    Fix,
     Kind,
     Layer,
+    On,
     Rank,
     Severity,
     Where,
+    look,
     odd_ones_out,
     place_of,
 )
@@ -27,14 +30,19 @@ NIC_FAR = Kind(
     "The NIC next to a rank's GPU cannot be used",
     "NCCL sends through a NIC that is farther away and belongs to another rank: both share its "
     "bandwidth, and the data crosses the host.",
-    "ibstat of the port that is named, and NCCL_IB_HCA (or /etc/nccl.conf) if that excludes it; "
-    "nvidia-smi topo -m shows which NIC is near which GPU.",
+    Fix(
+        look("ibstat", "the port that is named; and does NCCL_IB_HCA exclude it?"),
+        look("nvidia-smi topo -m", "which NIC is near which GPU"),
+    ),
     Severity.WARN,
 )
 NO_NEAR_NIC = NIC_FAR.variant(
     title="A rank's GPU is farther from a NIC than the other GPUs of its host",
-    fix="nvidia-smi topo -m shows which NIC is near which GPU; one that is missing there may have "
-    "fallen off the bus (lspci), or was not given to the container",
+    fix=Fix(
+        look("nvidia-smi topo -m", "which NIC is near which GPU"),
+        look("lspci | grep -i -e mellanox -e ethernet -e infiniband", "did one fall off the bus?"),
+        alternatives=["in a container: was it given to it?"],
+    ),
 )
 NIC_PAIRS = Kind(
     "gpu-nic-pairs-differ",
@@ -42,7 +50,10 @@ NIC_PAIRS = Kind(
     "GPUs and NICs are paired differently than on the other hosts",
     "NCCL connects GPUs of the same number through NICs of the same number: if a host pairs them "
     "differently, its traffic crosses rails, or the link between its sockets.",
-    "the same order in CUDA_VISIBLE_DEVICES on all hosts; compare nvidia-smi topo -m",
+    Fix(
+        look("nvidia-smi topo -m", "compare", on=On.EVERY),
+        alternatives=["have the same order in CUDA_VISIBLE_DEVICES on all hosts"],
+    ),
     Severity.WARN,
     between=True,
 )

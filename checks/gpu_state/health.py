@@ -7,7 +7,13 @@ from typing import Any
 
 from nccl_doctor.api import Confidence, Fix, Severity, Step, look
 from nccl_doctor.toolkit.gpu.ends import certainty_of_reader
-from nccl_doctor.toolkit.gpu.kinds import CLOCKS_LIMITED, GPU_LOST, GPU_THROTTLED, PCIE_DEGRADED
+from nccl_doctor.toolkit.gpu.kinds import (
+    BUNDLE,
+    CLOCKS_LIMITED,
+    GPU_LOST,
+    GPU_THROTTLED,
+    PCIE_DEGRADED,
+)
 from nccl_doctor.toolkit.gpu.nvml import LOST
 from nccl_doctor.toolkit.shared_kinds import (
     GPU_FORBIDDEN,
@@ -93,7 +99,7 @@ def troubles_of(
             f"{gpu['raised']['how']}",
             Fix(
                 look(f"nvidia-smi -q -i {gpu['index']}"),
-                alternatives=["`nccl-doctor report bundle` has what is needed to fix nccl-doctor"],
+                alternatives=[BUNDLE],
             ),
             Severity.WARN,
             Confidence.POSSIBLE,

@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.api import Confidence, Severity
+from nccl_doctor.api import (
+    Confidence,
+    Fix,
+    Severity,
+    Step,
+    look,
+)
 from nccl_doctor.toolkit.gpu.kinds import NVLINK_DOWN, NVLINK_ERRORS
 from nccl_doctor.toolkit.gpu.lost import manager_is_down
 from nccl_doctor.toolkit.shared_kinds import FABRIC_MANAGER_DOWN
@@ -45,14 +51,21 @@ _INCORRECT = {
     8: "the state of the GPU is not valid",
 }
 """NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_* in words."""
-_WAIT = "wait until `nvidia-smi -q` shows that it is over; if it does not end, reset the GPU"
+_WAIT = Fix(
+    look("nvidia-smi -q | grep -i -A 6 fabric", "wait until it is over"),
+    alternatives=["if it does not end: reset the GPU"],
+)
 _CONTROL = (
     "look at the fabric manager of the NVSwitches (NMX-C, on a switch tray of the rack) and the "
     "partitions that it has made"
 )
-_IN_RACK = (
-    f"in a rack with NVLink between hosts: {_CONTROL}; on a host with NVSwitches of its own: "
-    "systemctl start nvidia-fabricmanager"
+_IN_RACK = Fix(
+    Step(
+        "systemctl start nvidia-fabricmanager",
+        undo="systemctl stop nvidia-fabricmanager",
+        note="on a host with NVSwitches of its own",
+    ),
+    alternatives=[f"in a rack with NVLink between hosts: {_CONTROL}"],
 )
 _MANY, _TIMES = 1000, 10
 """Least number of errors, and least ratio to any other GPU of the host, for a trouble."""

@@ -16,6 +16,7 @@ from nccl_doctor.api import (
     Rank,
     Severity,
     Step,
+    look,
     number_range,
 )
 from nccl_doctor.toolkit.forks import OURS
@@ -172,7 +173,7 @@ def busy_troubles(gpu: Gpu, own: Collection[int], ours: int) -> Iterator[Trouble
             GPU_BUSY,
             f"{memory['used'] / _GIB:.0f} of {memory['total'] / _GIB:.0f} GiB in use, but no "
             "process is visible from here",
-            "look on the host, outside containers: nvidia-smi, fuser -v /dev/nvidia*",
+            Fix(look("fuser -v /dev/nvidia*", "on the host itself, outside containers")),
             severity,
             Confidence.LIKELY,
         )

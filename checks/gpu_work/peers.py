@@ -14,8 +14,10 @@ from nccl_doctor.api import (
     Fix,
     Kind,
     Layer,
+    On,
     OutcomeStatus,
     Severity,
+    Step,
     Where,
     export,
 )
@@ -41,8 +43,11 @@ P2P_UNTESTED = Kind(
     "Copies between the GPUs of a host were not tested",
     "Each rank sees only its own GPU, so none can copy to another's: only a collective shows "
     "whether NCCL can.",
-    "let every rank of a host see all its GPUs (one CUDA_VISIBLE_DEVICES for all; srun "
-    "--gpu-bind=none), and run again",
+    Fix(
+        text="let every rank of a host see all its GPUs (one CUDA_VISIBLE_DEVICES for all), and "
+        "run again",
+        alternatives=[Fix(Step("# srun --gpu-bind=none", On.EVERY))],
+    ),
     Severity.INFO,
 )
 CHECK = "gpu_work"

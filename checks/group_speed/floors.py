@@ -26,7 +26,7 @@ _FIX = Fix(
     look("nvidia-smi nvlink -s"),
     look("nvidia-smi topo -m"),
     alternatives=[
-        "NCCL_DEBUG=INFO shows the path of each channel (P2P, SHM or NET)",
+        BELOW_FLOOR.fix,
         "try without NCCL_TOPO_FILE",
     ],
 )

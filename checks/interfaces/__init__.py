@@ -71,7 +71,7 @@ from nccl_doctor.toolkit.nccl.answer import Answer, ask_nccl
 from nccl_doctor.toolkit.nccl.interface_choice import COMM_ID, NCCL_VARIABLE
 from nccl_doctor.toolkit.nccl.library import mapped_nccl
 from nccl_doctor.toolkit.nccl.survey import Survey, survey
-from nccl_doctor.toolkit.nccl.use_interface import use_interface
+from nccl_doctor.toolkit.nccl.use_interface import CHOOSE, use_interface
 from nccl_doctor.toolkit.net.interfaces import is_loopback, is_virtual
 from nccl_doctor.toolkit.net.shapers import shapers
 from nccl_doctor.toolkit.peers.matrix import first_calls
@@ -85,15 +85,13 @@ from .comparison import (
     uses,
 )
 
-_EXACT = "the one that leads to the other hosts: NCCL_SOCKET_IFNAME==NIC, GLOO_SOCKET_IFNAME=NIC"
-
 INTERFACE_MISSING = Kind(
     code="interface-missing",
     layer=Layer.ROUTE,
     title="The variable names an interface that the host does not have",
     why="The library finds no address to listen on and fails at once on this host; the ranks on "
     "the other hosts wait for it until their time-out.",
-    fix="choose " + _EXACT,
+    fix=CHOOSE,
 )
 PLUGIN_CARD_MISSING = INTERFACE_MISSING.variant(
     why="The network plug-in that NCCL would use is told to use a card that is not there: it may "
@@ -108,7 +106,7 @@ INTERFACE_DOWN = Kind(
     "reached.",
     fix=Fix(
         Step("# ip link set NIC up", undo="# ip link set NIC down"),
-        alternatives=["check the cable", "choose another interface: " + _EXACT],
+        alternatives=["check the cable", CHOOSE],
     ),
 )
 NONE_RUNS = INTERFACE_DOWN.variant(
@@ -127,7 +125,7 @@ INTERFACE_LOOPBACK = Kind(
     title="The library would send a loopback address to the other hosts",
     why="A host that receives 127.0.0.1 connects to itself: refused at once, or no answer until a "
     "time-out.",
-    fix="choose " + _EXACT,
+    fix=CHOOSE,
 )
 ANSWER_DIFFERS = Kind(
     code="nccl-answer-differs",
@@ -304,8 +302,10 @@ def _cards_missing(
                 PLUGIN_CARD_MISSING,
                 f"{variable} names {', '.join(names)}: no such interface",
                 Where(hosts=(rank.host.label,), interfaces=tuple(names)),
-                fix=f"in {variable}, name the cards of {rank.host.label}, rail by rail: ip -br "
-                "link lists them; or bring back the card that is gone",
+                fix=Fix(
+                    look("ip -br link", f"name its cards in {variable}, rail by rail"),
+                    alternatives=["bring back the card that is gone"],
+                ),
                 severity=Severity.WARN,  # how the plug-in takes it is not known
             )
 
@@ -351,18 +351,16 @@ def _good_file(choice: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     good = [name for name, address in told["picks"] if not is_loopback(address)]
     if not good:
         return ""
-    return (
-        f"unset {NCCL_VARIABLE} (in a container: take its ENV out of the image): it hides "
-        f"{told['origin']}, which has {NCCL_VARIABLE}={told['value']} and so takes "
-        f"{', '.join(good)}"
-    )
+    note = f"it hides {told['origin']}, which has {NCCL_VARIABLE}={told['value']} and so takes "
+    note += f"{', '.join(good)}; in a container: take its ENV out of the image"
+    return Fix(Step(f"unset {NCCL_VARIABLE}", note=note))
 
 
 def _name_it(library: str, nic: str, choice: Mapping[str, Any], kind: Kind, host: str) -> str:
     if choice["variable"] == COMM_ID:
-        fix = "unset NCCL_COMM_ID, or give it an address of rank 0 in a network of every host"
-        newer = "outside" in choice["reason"]
-        return fix + (", or install NCCL 2.30.3 or newer" if newer else "")
+        ways = ["give it an address of rank 0 in a network of every host"]
+        newer = ["install NCCL 2.30.3 or newer"] if "outside" in choice["reason"] else []
+        return Fix(Step(f"unset {COMM_ID}", On.EVERY), alternatives=ways + newer)
     of_gloo, variable = library == "gloo", choice["variable"]
     step = use_interface(nic, nccl=not of_gloo, gloo=of_gloo)
     other = note = ""

@@ -20,10 +20,9 @@ from nccl_doctor.api import (
     word,
 )
 from nccl_doctor.toolkit.hosts import link_names, sides_in_words
+from nccl_doctor.toolkit.nccl.use_interface import CHOOSE
 from nccl_doctor.toolkit.net.interfaces import is_alone
 from nccl_doctor.toolkit.peers.matrix import Sorted
-
-_EXACT = "the one that leads to the other hosts: NCCL_SOCKET_IFNAME==NIC, GLOO_SOCKET_IFNAME=NIC"
 
 INTERFACE_DIFFERS = Kind(
     code="interface-differs",
@@ -31,7 +30,7 @@ INTERFACE_DIFFERS = Kind(
     title="Hosts chose interfaces in networks that cannot reach each other",
     why="The library picks the first interface that fits, which may be another network on each "
     "host.",
-    fix="choose " + _EXACT,
+    fix=CHOOSE,
     severity=Severity.WARN,
 )
 MTU_DIFFERS = Kind(

@@ -20,6 +20,7 @@ from nccl_doctor.api import (
     Step,
     Where,
     likely_address,
+    look,
     odd_ones_out,
     word,
 )
@@ -127,6 +128,11 @@ class View:
         return likely and likely[1]
 
 
+_LOCAL_ADDR = Fix(
+    Step("# --local-addr ADDRESS", note="in the line of torchrun, on rank 0's host: its address")
+)
+
+
 def unusable(view: View, views: Sequence[View]) -> Iterator[Finding]:
     """Findings on a MASTER_ADDR that is no name, does not resolve here, or cannot be used."""
     name, found = view.name, view.found
@@ -143,8 +149,10 @@ def unusable(view: View, views: Sequence[View]) -> Iterator[Finding]:
             f"MASTER_ADDR={name} did not resolve at first ({found.error}); it resolved to "
             f"{view.answers[0]} after {view.came_s:.0f} s",
             view.where,
-            fix="Kubernetes: publishNotReadyAddresses: true on the headless service; elsewhere, "
-            f"before the launch: until getent hosts {name}; do sleep 1; done",
+            fix=Fix(
+                look(f"until getent hosts {word(name)}; do sleep 1; done", "before the launch"),
+                alternatives=["in Kubernetes: publishNotReadyAddresses: true on the service"],
+            ),
             severity=Severity.INFO,  # torch asks again until its time-out
         )
     elif not view.answers:
@@ -163,13 +171,8 @@ def unusable(view: View, views: Sequence[View]) -> Iterator[Finding]:
         launch = view.rank.launch
         if launch and launch.agent_store and launch.launcher != "ray":
             # With the c10d rendezvous it is the name that rank 0's agent found for itself.
-            other = "on the host of rank 0: torchrun --local-addr=ADDRESS"
-            text = f"{fix}; or, {other}"
-            fix = (
-                Fix(*fix.steps, text=text, alternatives=[Fix(text=other)])
-                if isinstance(fix, Fix)
-                else text
-            )
+            steps = fix.steps if isinstance(fix, Fix) else ()
+            fix = Fix(*steps, text="" if steps else str(fix), alternatives=[_LOCAL_ADDR])
         late = "; it resolved later, as this host did sign in" if view.got_in else ""
         yield Finding(
             ADDR_UNRESOLVABLE,
@@ -216,7 +219,7 @@ def loopback(cluster: Cluster, views: Sequence[View]) -> Iterator[Finding]:
                 rename = Step(
                     "# hostnamectl set-hostname NAME", note="each host needs its own name"
                 )
-                fix = Fix(rename, alternatives=[Fix(text=f"if it is rank 0's host: {fix}")])
+                fix = Fix(rename, alternatives=[fix])
             yield Finding(
                 ADDR_LOOPBACK,
                 f"{view.shown}, in a job of {max(cluster.nnodes, len(cluster.hosts))} hosts{said}",

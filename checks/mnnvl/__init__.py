@@ -60,11 +60,14 @@ from nccl_doctor.api import (
     Context,
     Figure,
     Finding,
+    Fix,
     Host,
     Kind,
     Layer,
     Skip,
+    Step,
     Where,
+    export,
 )
 from nccl_doctor.toolkit.gpu.devices import host_gpus
 from nccl_doctor.toolkit.gpu.mnnvl import mnnvl_hosts
@@ -72,24 +75,31 @@ from nccl_doctor.toolkit.nccl.conf import Setting, nccl_settings
 
 from .places import DOMAIN_SPLIT, members, splits
 
+_WITHOUT = Fix(export(NCCL_MNNVL_ENABLE="0"))
 CHANNEL_UNUSABLE = Kind(
     "imex-channel-unusable",
     Layer.DEVICE,
     "The job has no IMEX channel, and NCCL would use NVLink between hosts",
     "Without a channel CUDA refuses memory that other hosts may reach, and NCCL ends when it forms "
     "a group: `MNNVL … is available but not working on this system`.",
-    "give the job a channel: docker run --device /dev/nvidia-caps-imex-channels/channel0; "
-    "Kubernetes: a resource claim of a ComputeDomain; Slurm: SwitchType=switch/nvidia_imex; "
-    "elsewhere: options nvidia NVreg_CreateImexChannel0=1. Or export NCCL_MNNVL_ENABLE=0",
+    Fix(
+        Step("# docker run --device /dev/nvidia-caps-imex-channels/channel0"),
+        alternatives=[
+            "in Kubernetes: a resource claim of a ComputeDomain",
+            "with Slurm: SwitchType=switch/nvidia_imex",
+            "elsewhere: the line 'options nvidia NVreg_CreateImexChannel0=1' in /etc/modprobe.d",
+            _WITHOUT,
+        ],
+    ),
 )
 _FOLDER = "dev/nvidia-caps-imex-channels"
 _CHANNEL = re.compile(r"channel\d+")
 _OFF = {"NCCL_MNNVL_ENABLE": ("0",), "NCCL_CUMEM_ENABLE": ("0",), "NCCL_P2P_DISABLE": ("1",),
         "NCCL_P2P_LEVEL": ("LOC", "0")}  # fmt: skip
 """Settings with which NCCL does not look for NVLink between hosts."""
-_OPEN = (
-    "let the user of the job open the channel (mode 0666, and the device in its container); or "
-    "export NCCL_MNNVL_ENABLE=0"
+_OPEN = Fix(
+    Step("chmod 0666 /dev/nvidia-caps-imex-channels/*", note="as root, on the host itself"),
+    alternatives=["in a container: give it the device", _WITHOUT],
 )
 
 

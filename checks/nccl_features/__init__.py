@@ -41,9 +41,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
-from nccl_doctor.api import Check, Cluster, Context, Finding, Kind, Layer, Level, Round, Scope, Skip
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Context,
+    Finding,
+    Fix,
+    Kind,
+    Layer,
+    Level,
+    Round,
+    Scope,
+    Skip,
+    Step,
+    export,
+    look,
+)
 from nccl_doctor.toolkit.groups.attempts import FIRST, Attempt, attempt_deadline, attempts_of
 from nccl_doctor.toolkit.groups.exercise import SIZES, Exercise, ExerciseFacts
 from nccl_doctor.toolkit.groups.forming import form_world
@@ -55,33 +71,45 @@ FEATURE_BROKEN = Kind(
     Layer.DEVICE,
     "NCCL fails with one of its features, and works without it",
     "Every job that uses the feature hangs, fails or computes wrongly on these ranks.",
-    "export the variable that the finding names, on all ranks, until its cause is fixed",
+    "set the variable that the finding names, on all ranks, until its cause is fixed",
 )
 
+_UNTIL = "until it is fixed"
 FEATURES = (
     Feature(
         "nvls",
         ("NCCL_NVLS_ENABLE", "0"),
         "NVLink SHARP (NVLS)",
-        "export NCCL_NVLS_ENABLE=0 on all ranks until it is fixed; check the fabric manager "
-        "(systemctl status nvidia-fabricmanager): if it was restarted while GPUs were in use, "
-        "reset the GPUs or reboot the host",
+        Fix(
+            replace(export(NCCL_NVLS_ENABLE="0"), note=_UNTIL),
+            look(
+                "systemctl status nvidia-fabricmanager",
+                "restarted while GPUs were in use? Then reset the GPUs, or reboot the host",
+            ),
+        ),
         least=3,
     ),
     Feature(
         "cumem-host",
         ("NCCL_CUMEM_HOST_ENABLE", "0"),
         "host memory by CUDA's cuMem calls",
-        "export NCCL_CUMEM_HOST_ENABLE=0 on all ranks until it is fixed; in a container allow "
-        "NUMA calls (docker run --cap-add SYS_NICE), and upgrade the driver",
+        Fix(
+            replace(export(NCCL_CUMEM_HOST_ENABLE="0"), note=_UNTIL),
+            alternatives=[
+                Fix(Step("# docker run --cap-add SYS_NICE", note="in a container: NUMA calls")),
+                "upgrade the driver",
+            ],
+        ),
     ),
     Feature(
         "p2p",
         ("NCCL_P2P_DISABLE", "1"),
         "direct copies between GPUs of a host (P2P)",
-        "export NCCL_P2P_DISABLE=1 on all ranks until it is fixed; boot with iommu=pt, turn ACS "
-        "off on PCIe switches, upgrade the driver; nvidia-smi topo -p2p r shows what the driver "
-        "allows",
+        Fix(
+            replace(export(NCCL_P2P_DISABLE="1"), note=_UNTIL),
+            look("nvidia-smi topo -p2p r", "what the driver allows"),
+            alternatives=["boot with iommu=pt, turn ACS off on PCIe switches, upgrade the driver"],
+        ),
         least=2,
         across=False,
     ),
@@ -89,9 +117,11 @@ FEATURES = (
         "ib",
         ("NCCL_IB_DISABLE", "1"),
         "InfiniBand or RoCE",
-        "export NCCL_IB_DISABLE=1 on all ranks until it is fixed (sockets, much slower); test the "
-        "fabric between these hosts (ib_write_bw), GID index, PFC, and GPUDirect "
-        "(NCCL_NET_GDR_LEVEL=LOC)",
+        Fix(
+            replace(export(NCCL_IB_DISABLE="1"), note=f"{_UNTIL}; sockets are much slower"),
+            look("ib_write_bw", "on one of these hosts, and on another one with its name behind"),
+            alternatives=["look at GID index, PFC, and GPUDirect (NCCL_NET_GDR_LEVEL=LOC)"],
+        ),
         least=2,
         inside=False,
     ),

@@ -62,6 +62,7 @@ from nccl_doctor.api import (
     OutcomeStatus,
     Severity,
     Skip,
+    Step,
     export,
 )
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
@@ -212,7 +213,12 @@ def _asked_for(facts: Mapping[str, Any]) -> Iterator[Finding]:
         MISSING,
         f"{', '.join(facts['asked'])}; {errors}",
         evidence={"tried": facts["tried"]},
-        fix=f"{MISSING.fix}; or unset {' '.join(a.partition('=')[0] for a in facts['asked'])}",
+        fix=Fix(
+            text=MISSING.fix,
+            alternatives=[
+                Fix(Step(f"unset {' '.join(a.partition('=')[0] for a in facts['asked'])}"))
+            ],
+        ),
         severity=Severity.FAIL if named else Severity.WARN,
     )
 

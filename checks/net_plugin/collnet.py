@@ -10,19 +10,34 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from nccl_doctor.api import Cluster, Finding, Host, Kind, Layer, Severity
+from nccl_doctor.api import (
+    Cluster,
+    Finding,
+    Fix,
+    Host,
+    Kind,
+    Layer,
+    On,
+    Severity,
+    Step,
+)
 from nccl_doctor.toolkit.nccl.conf import Setting
 from nccl_doctor.toolkit.nccl.plugin_versions import cuda_releases, takes_plugin
 from nccl_doctor.toolkit.variables.values import as_strtoll
 from nccl_doctor.toolkit.versions import release
 
+_INSTALL = (
+    "install a network plug-in with CollNet (nccl-rdma-sharp-plugins, in HPC-X) on every host"
+)
 ABSENT = Kind(
     "collnet-missing",
     Layer.SPEED,  # it explains no slow link: NCCL uses rings and trees, as it does everywhere
     "CollNet (SHARP) is asked for, and no plug-in has it",
     "NCCL silently uses rings and trees: the setting has no effect.",
-    "install a network plug-in with CollNet (nccl-rdma-sharp-plugins, in HPC-X) on every host and "
-    "put its folder into LD_LIBRARY_PATH, or unset NCCL_COLLNET_ENABLE and NCCL_ALGO",
+    Fix(
+        text=f"{_INSTALL}, and put its folder into LD_LIBRARY_PATH",
+        alternatives=[Fix(Step("unset NCCL_COLLNET_ENABLE NCCL_ALGO", On.EVERY))],
+    ),
     Severity.WARN,
 )
 REQUIRED = Kind(
@@ -30,8 +45,7 @@ REQUIRED = Kind(
     Layer.ENV,
     "NCCL_ALGO leaves all-reduce nothing but CollNet (SHARP), and no plug-in has it",
     "The first all-reduce fails: `no algorithm/protocol available for function AllReduce`.",
-    "unset NCCL_ALGO, or install a network plug-in with CollNet (nccl-rdma-sharp-plugins, in "
-    "HPC-X) on every host",
+    Fix(Step("unset NCCL_ALGO", On.EVERY), alternatives=[_INSTALL]),
 )
 
 _ENABLE, _ALGO = "NCCL_COLLNET_ENABLE", "NCCL_ALGO"

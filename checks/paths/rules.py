@@ -67,7 +67,9 @@ def judge_path(cluster: Cluster, path: str, hosts: Hosts) -> Iterator[Finding]:
     """Findings on one path."""
     labels, well = host_labels(cluster), well_of(hosts)
     sharing = sharing_of(well)
-    yield from broken(path, hosts, labels, mount_line(well, sharing.main), f"--path {path}:ro")
+    yield from broken(
+        path, hosts, labels, mount_line(well, sharing.main), f"--path {word(path)}:ro"
+    )
     forms = odd_ones_out({seat: facts["form"] for seat, facts in well.items()})
     if forms is not None:
         yield _different(path, well, forms.places, labels)

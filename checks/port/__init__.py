@@ -240,7 +240,7 @@ class _Seen:
     """The last attempt of one host to connect, and what all its findings share."""
 
     def __init__(self, rank: Rank, facts: Mapping[str, Any], far_end: str) -> None:
-        self.tries: Mapping[str, Any] = facts["knock"]
+        self.rank, self.tries = rank, facts["knock"]
         self.last: Mapping[str, Any] = self.tries["last"]
         self.master, self.port = facts["master_addr"], facts["port"]
         self.at = f"{self.master}:{self.port} ({self.last['address']})"
@@ -313,8 +313,7 @@ def _hidden(seen: _Seen, facts: Mapping[str, Any]) -> Iterator[Finding]:
         f"{', '.join(stuck)} port {seen.port} gives no answer; torch tries it before "
         f"{seen.last['address']}, and {then}",
         seen.link,
-        f"open tcp port {seen.port} on {seen.master} for this host, or export "
-        f"MASTER_ADDR={seen.last['address']}",
+        Fix(*start_with([seen.rank], "master_addr", seen.last["address"], On.EVERY)),
         severity=None if fails else Severity.WARN,
     )
 
@@ -360,7 +359,7 @@ def _unanswered(seen: _Seen) -> Finding:
             PORT_BLOCKED,
             f"a rule of this host forbids connections to {at}{words}",
             seen.here,
-            f"allow outgoing connections to tcp port {port} on this host: nft list ruleset",
+            Fix(look("nft list ruleset", f"let calls to tcp port {port} pass")),
             confidence=Confidence.CERTAIN,
         )
     if outcome == "rejected" or (outcome == "turned-back" and seen.other_port_answers):

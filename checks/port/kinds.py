@@ -22,8 +22,11 @@ PORT_FORBIDDEN = PORT_PRIVILEGED.variant(
     title="A security rule forbids this process to bind MASTER_PORT",
     why="The port is not one of those for root: SELinux, AppArmor or a seccomp profile refuses it, "
     "and rank 0 cannot serve there.",
-    fix="ausearch -m avc -ts recent, or dmesg | grep -i -e apparmor -e audit, shows the rule: "
-    "allow it there, or start the container with another profile",
+    fix=Fix(
+        look("ausearch -m avc -ts recent", "shows the rule of SELinux"),
+        look("dmesg | grep -i -e apparmor -e audit", "that of AppArmor, and others"),
+        alternatives=["allow it there, or start the container with another profile"],
+    ),
 )
 PORT_EPHEMERAL = Kind(
     code="port-ephemeral",

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from nccl_doctor.api import Finding, Fix, Rank, Step, Where, export, look
+from nccl_doctor.api import Finding, Fix, On, Rank, Step, Where, look
 from nccl_doctor.toolkit.net.ports import reserve_port
+from nccl_doctor.toolkit.relaunch import start_with
 
 from .kinds import PORT_EPHEMERAL, PORT_FORBIDDEN, PORT_IN_USE, PORT_PRIVILEGED
 
+_FREE = "or another one from 1024 to 32767"
 ANOTHER_PORT = "choose another MASTER_PORT on every host"
 
 
 def own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
     """Findings on a port that is taken, forbidden, or given to clients too."""
     port, where = facts["port"], Where(hosts=(rank.host.label,))
+    other = start_with([rank], "master_port", 29500, On.EVERY)
     if facts["bind_errno"] == errno.EADDRINUSE:
         held = facts["holder"] or {"pid": None, "command": "", "state": "", "uid": None}
         who = f"process {held['pid']} ({held['command']})"
@@ -40,7 +44,8 @@ def own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
         reason = "" if facts["may_bind"] else "; this user may not bind such a low port"
         text = f"MASTER_PORT={port}: {facts['bind_error']}{reason}"
         kind = PORT_FORBIDDEN if facts["may_bind"] else PORT_PRIVILEGED
-        yield Finding(kind, text, where, shuts_out=True)
+        low = Fix(*(replace(step, note=_FREE) for step in other))
+        yield Finding(kind, text, where, fix="" if facts["may_bind"] else low, shuts_out=True)
     elif facts["ephemeral"]:
         (low, high), before = facts["ephemeral"], facts.get("reserved", "")
         yield Finding(
@@ -52,6 +57,6 @@ def own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
                     f"sysctl -w {reserve_port(port, before)}",
                     undo=f'sysctl -w net.ipv4.ip_local_reserved_ports="{before}"',
                 ),
-                alternatives=[] if low <= 29500 <= high else [Fix(export(MASTER_PORT="29500"))],
+                alternatives=[] if low <= 29500 <= high else [Fix(*other)],
             ),
         )

@@ -46,13 +46,16 @@ from nccl_doctor.api import (
     Cluster,
     Context,
     Finding,
+    Fix,
     Host,
     Kind,
     Launch,
     Layer,
+    On,
     Rank,
     Scope,
     Severity,
+    Step,
     Where,
     place_of,
 )
@@ -87,7 +90,10 @@ NO_RESTARTS = Kind(
     "An elastic job ends with its first failure: --max-restarts is 0",
     "Where a host is lost, the ranks of the others fail, and torchrun's agents start them again, "
     "with the hosts that are left, only as often as --max-restarts says; its default is 0.",
-    "torchrun --max-restarts=3, or PET_MAX_RESTARTS=3 (Kubeflow: elasticPolicy.maxRestarts)",
+    Fix(
+        Step("# --max-restarts 3", On.EVERY, note="in the line of torchrun"),
+        alternatives=["in Kubeflow: elasticPolicy.maxRestarts"],
+    ),
     Severity.INFO,
 )
 RANK_ABSENT = Kind(
@@ -119,7 +125,7 @@ NODE_DUPLICATE = Kind(
     Layer.RANKS,
     "Several hosts claim the same ranks",
     "The ranks that these hosts should have are missing, and the rest of the job waits for them.",
-    "Give each host its own --node-rank, counted from 0.",
+    Fix(Step("# --node-rank NUMBER", note="counted from 0, another one on each host")),
 )
 LOCAL_DUPLICATE = Kind(
     "local-rank-duplicate",
@@ -134,7 +140,7 @@ NNODES = Kind(
     "The node count differs between hosts",
     "Hosts with the larger number wait for hosts that do not exist; those with the smaller one "
     "start without the rest.",
-    "Give every host the same --nnodes.",
+    Fix(Step("# --nnodes NUMBER", On.EVERY, note="the same on every host")),
 )
 WORLD_SIZE = Kind(
     "world-size-differs",

@@ -64,8 +64,7 @@ def kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
     for host in (host for host in others if not host.joined):
         ranks = ranks_of.get(host.id, [])
         where = place_of(ranks) | Where(hosts=(host.label,))
-        fix = f"start it within {cluster.join_timeout_s:g} s of the others (--join-timeout), and "
-        fix += "read its own report"
+        fix = f"start it within {cluster.join_timeout_s:g} s of the others, and read its own report"
         if host.id in found & lost_it:
             fix = "look at what is between the hosts, and at the load of rank 0's host at that time"
             seen = "reached the store, then lost the connection before it was signed in"

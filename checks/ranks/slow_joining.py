@@ -15,12 +15,15 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Finding,
+    Fix,
     Host,
     Kind,
     Layer,
     Rank,
     Severity,
     Where,
+    fill,
+    look,
     master_host,
 )
 from nccl_doctor.toolkit.peers.loss import read_losses
@@ -30,8 +33,10 @@ SLOW = Kind(
     Layer.RANKS,
     "A host took long to reach the store, and no check says why",
     "The job's own start connects to the same store in the same way, and takes as long or longer.",
-    "time getent ahostsv6 MASTER_ADDR, time getent hosts MASTER_ADDR and the same for the host's "
-    "own name; ss -tin 'dport = :MASTER_PORT' while the job starts shows retransmissions",
+    Fix(
+        look("time getent ahostsv6 ADDRESS; time getent hosts ADDRESS; time getent hosts NAME"),
+        look("ss -tin dport = :NUMBER", "while the job starts: retransmissions"),
+    ),
     Severity.INFO,
 )
 _JUDGED = ("connect_s", "seat_s")
@@ -73,8 +78,8 @@ def _fix(rank: Rank) -> str:
     launch = rank.launch
     if launch is None or launch.master_addr is None:
         return ""
-    words = SLOW.fix.replace("MASTER_ADDR", launch.master_addr)
-    return words.replace("MASTER_PORT", str(launch.master_port))
+    name = rank.host.name or "NAME"
+    return fill(SLOW.fix, ADDRESS=launch.master_addr, NUMBER=str(launch.master_port), NAME=name)
 
 
 def _slow_hosts(cluster: Cluster) -> Iterator[tuple[Host, Rank]]:

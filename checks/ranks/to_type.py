@@ -69,7 +69,8 @@ def on_absent(cluster: Cluster, absent: Mapping[int, str], launch: Launch) -> st
     for number in numbers:
         on = (absent[number],) if isinstance(number, int) and len(nodes) > 1 else On.HERE
         steps.append(look(f"nccl-doctor run {of.format(number)}", why + more, on=on))
-    start = "if nothing runs there: start the job there too"
+    start = Fix(text="if nothing runs there: start the job there too")
     if launch.launcher == "torchrun":
-        start += f", with `torchrun {of.format('K' if len(nodes) > 1 else nodes[0])}`"
-    return Fix(*steps, alternatives=[Fix(text=start)])
+        line = f"# torchrun {of.format('NUMBER' if len(nodes) > 1 else nodes[0])}"
+        start = Fix(Step(line, note="if nothing runs there: the job, in this way"))
+    return Fix(*steps, alternatives=[start])

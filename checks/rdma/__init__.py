@@ -64,9 +64,11 @@ from nccl_doctor.api import (
     Fix,
     Kind,
     Layer,
+    On,
     Setup,
     Severity,
     Skip,
+    Step,
     Where,
     export,
     look,
@@ -130,13 +132,26 @@ RDMA_UNUSABLE = Kind(
     title="RDMA is available or requested, but this process cannot use it",
     why="NCCL ignores such devices, with a line in its log: it uses sockets, or fewer ports than "
     "its peers, and channels without a peer hang.",
-    fix="docker run --device=/dev/infiniband --ulimit memlock=-1; in Kubernetes the RDMA device "
-    "plug-in",
+    fix=Fix(
+        Step("# docker run --device=/dev/infiniband --ulimit memlock=-1"),
+        alternatives=["in Kubernetes: the RDMA device plug-in"],
+    ),
     severity=Severity.WARN,
 )
 _VARIABLES = ("NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET", "NCCL_NET_PLUGIN")
 _LIBRARY_FIX = "install libibverbs1 (rdma-core) in the image of every host"
-_NONE_LEFT = "bring an RDMA port of the host up (ibstat), or unset NCCL_NET on every host"
+_NONE_LEFT = Fix(
+    look("ibstat", "bring an RDMA port of the host up"),
+    alternatives=[Fix(Step("unset NCCL_NET", On.EVERY))],
+)
+_NO_DEVICE = Fix(
+    look("ibv_devices"),
+    look("lspci", "load the driver, if the adapter is there"),
+    alternatives=[
+        Fix(Step("# docker run --device=/dev/infiniband")),
+        Fix(export(NCCL_IB_DISABLE="1")),
+    ],
+)
 _SHOWN = 4
 
 
@@ -349,13 +364,9 @@ def _fix_of_mixed(seen: Mapping[str, Mapping[str, Any]], places: Iterable[str]) 
         if any(other["settings"].get(name) != value for other in seen.values())
     }
     if names:
-        return f"unset {' '.join(sorted(names))} there, or set the same on every host"
-    if not any(facts["ports"] for facts in odd):
-        return (
-            "ibv_devices and lspci there: load the driver, or give the container its devices "
-            "(docker run --device=/dev/infiniband); or on every host: export NCCL_IB_DISABLE=1"
-        )
-    return ""
+        unset = Step(f"unset {' '.join(sorted(names))}")
+        return Fix(unset, alternatives=["set the same on every host"])
+    return "" if any(facts["ports"] for facts in odd) else _NO_DEVICE
 
 
 def _is_down(facts: Mapping[str, Any]) -> bool:

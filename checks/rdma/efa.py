@@ -9,11 +9,13 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Finding,
+    Fix,
     Kind,
     Layer,
     Outcome,
     OutcomeStatus,
     Severity,
+    Step,
     Where,
 )
 
@@ -27,9 +29,9 @@ EFA_BLOCKED = Kind(
     "and all traffic to the group itself (outbound); all hosts in one availability zone",
     severity=Severity.INFO,
 )
-EFA_FIX = (
-    "docker run --device=/dev/infiniband --ulimit memlock=-1; in Kubernetes a limit "
-    "vpc.amazonaws.com/efa (EFA device plug-in)"
+EFA_FIX = Fix(
+    Step("# docker run --device=/dev/infiniband --ulimit memlock=-1"),
+    alternatives=["in Kubernetes: a limit vpc.amazonaws.com/efa (EFA device plug-in)"],
 )
 _EFA_ERROR = "unable to insert remote address"
 """Error of the plug-in if it cannot reach the EFA of another host."""

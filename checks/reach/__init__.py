@@ -40,6 +40,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from nccl_doctor.api import (
@@ -47,11 +48,16 @@ from nccl_doctor.api import (
     Cluster,
     Context,
     Finding,
+    Fix,
     Kind,
     Layer,
+    On,
     Round,
     Skip,
+    Step,
     Where,
+    export,
+    look,
 )
 
 _FETCHES = (
@@ -62,8 +68,17 @@ UNREACHABLE = Kind(
     layer=Layer.PORT,
     title="A service outside of the job gives no answer",
     why=_FETCHES,
-    fix="open the way out for this host, or set http_proxy and https_proxy; or fetch everything "
-    "before: export HF_HUB_OFFLINE=1 WANDB_MODE=offline",
+    fix=Fix(
+        text="open the way out for this host, or set http_proxy and https_proxy",
+        alternatives=[
+            Fix(
+                replace(
+                    export(HF_HUB_OFFLINE="1", WANDB_MODE="offline"),
+                    note="after everything was fetched before",
+                )
+            )
+        ],
+    ),
     later=True,
 )
 TLS = Kind(
@@ -71,8 +86,12 @@ TLS = Kind(
     layer=Layer.PORT,
     title="The certificate of a service outside of the job is not accepted",
     why=_FETCHES,
-    fix="add the certificate of the company's proxy to a bundle, and export REQUESTS_CA_BUNDLE and "
-    "SSL_CERT_FILE with its path",
+    fix=Fix(
+        Step(
+            "# export REQUESTS_CA_BUNDLE=FILE SSL_CERT_FILE=FILE",
+            note="a bundle that has the certificate of the company's proxy",
+        )
+    ),
     later=True,
 )
 PROXY = Kind(
@@ -169,6 +188,16 @@ def _finding(kind: Kind, url: str, failed: Mapping[str, Facts], good: Sequence[F
     )
 
 
+_SET_CLOCK = Fix(
+    look("date -u", "is the clock of this host wrong?"),
+    Step("chronyc makestep", note="if it is; as root", persists=True),
+    alternatives=[
+        Fix(
+            Step("timedatectl set-ntp true", undo="timedatectl set-ntp false", persists=True),
+        ),
+        "the server needs a new certificate",
+    ],
+)
 _BY_CLOCK = (_CERT_NOT_YET_VALID, _CERT_EXPIRED)
 
 
@@ -182,14 +211,14 @@ def _fix(kind: Kind, one: Facts, good: Sequence[Facts]) -> str:
     scheme = one["url"].partition(":")[0]
     proxies = {each["proxy"] for each in good}
     if kind is TLS and one["verify"] in _BY_CLOCK:
-        return "date -u; if the clock of this host is wrong: chronyc makestep, or timedatectl " + (
-            "set-ntp true; else the server needs a new certificate"
-        )
+        return _SET_CLOCK
     if kind is TLS and one["system"]:
-        return f"the certificates of the system accept it: export REQUESTS_CA_BUNDLE={_SYSTEM} " + (
-            f"SSL_CERT_FILE={_SYSTEM} (Red Hat: /etc/pki/tls/certs/ca-bundle.crt)"
-        )
+        note = "the certificates of the system accept it; "
+        note += "Red Hat: /etc/pki/tls/certs/ca-bundle.crt"
+        given = export(REQUESTS_CA_BUNDLE=_SYSTEM, SSL_CERT_FILE=_SYSTEM)
+        return Fix(replace(given, on=On.HERE, note=note))
     if len(proxies) == 1 and proxies != {one["proxy"]}:
         (proxy,) = proxies
-        return f"export {scheme}_proxy={proxy}" if proxy else f"unset {scheme}_proxy"
+        given = export(**{f"{scheme}_proxy": proxy})
+        return Fix(replace(given, on=On.HERE) if proxy else Step(f"unset {scheme}_proxy"))
     return ""

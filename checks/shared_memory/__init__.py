@@ -70,9 +70,10 @@ from nccl_doctor.toolkit.containers import container_of
 from nccl_doctor.toolkit.hosts import collectives_worked
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.privileges import SYS_ADMIN, has_capability
+from nccl_doctor.toolkit.raise_limits import MORE_MEMORY
 
 from .left import File, Group, files_left, grouped, in_words
-from .to_type import more_room, without
+from .to_type import MORE_ROOM, MOUNT, more_room, without
 
 SHM_TOO_SMALL = Kind(
     code="shm-too-small",
@@ -80,13 +81,11 @@ SHM_TOO_SMALL = Kind(
     title="There is too little room in /dev/shm",
     why="NCCL passes data between the ranks of a host through it, and DataLoader workers pass "
     "batches: the first file that does not fit ends the job.",
-    fix="docker run --shm-size=16g, or --ipc=host; Kubernetes: an emptyDir with medium: Memory on "
-    "/dev/shm; else mount -o remount,size=50% /dev/shm",
+    fix=MORE_ROOM,
 )
 NO_SHM = SHM_TOO_SMALL.variant(
     title="There is no /dev/shm",
-    fix="as root: mount -t tmpfs -o size=50% tmpfs /dev/shm, with the folder made before; Docker "
-    "and Kubernetes mount one if nothing hides /dev",
+    fix=MOUNT,
 )
 NOT_WRITABLE = SHM_TOO_SMALL.variant(
     title="This process cannot write to /dev/shm",
@@ -97,7 +96,7 @@ NO_MEMORY_LEFT = SHM_TOO_SMALL.variant(
     title="The memory limit leaves too little for files in /dev/shm",
     why="What is in /dev/shm counts as memory of the container or job: the kernel kills a process "
     "that goes over the limit.",
-    fix="docker run --memory=…, resources.limits.memory, srun --mem=…, or fewer ranks on the host",
+    fix=MORE_MEMORY,
 )
 SHM_STALE = Kind(
     code="shm-stale",

@@ -9,11 +9,23 @@ from nccl_doctor.api import Fix, Step
 
 from .left import Group, how_to_remove
 
-_OF_CONTAINER = {
+_OF_CONTAINER: Mapping[str, str] = {
     "kubernetes": "an emptyDir with medium: Memory on /dev/shm",
-    "docker": "docker run --shm-size=16g, or --ipc=host",
-    "podman": "podman run --shm-size=16g, or --ipc=host",
+    "docker": Fix(Step("# docker run --shm-size=16g")),
+    "podman": Fix(Step("# podman run --shm-size=16g")),
 }
+MORE_ROOM = Fix(
+    Step("mount -o remount,size=50% /dev/shm", note="as root, on the host"),
+    alternatives=[_OF_CONTAINER["docker"], f"in Kubernetes: {_OF_CONTAINER['kubernetes']}"],
+)
+MOUNT = Fix(
+    Step(
+        "mkdir -p /dev/shm && mount -t tmpfs -o size=50% tmpfs /dev/shm",
+        undo="umount /dev/shm",
+        note="as root",
+    ),
+    alternatives=["in a container: Docker and Kubernetes mount one if nothing hides /dev"],
+)
 
 
 def without(left: Sequence[Group]) -> str:
@@ -29,4 +41,4 @@ def more_room(facts: Mapping[str, Any]) -> str:
         return inside
     remount = "mount -o remount,size={} /dev/shm"
     step = Step(remount.format("50%"), undo=remount.format(f"{facts['size'] >> 10}k"))
-    return Fix(step, alternatives=[inside or f"in a container: {_OF_CONTAINER['docker']}"])
+    return Fix(step, alternatives=[inside or _OF_CONTAINER["docker"]])

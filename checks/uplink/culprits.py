@@ -29,7 +29,6 @@ _CHECK = "check the cable, the transceiver and the switch port"
 CABLE = Fix(
     look("ip -br link"),
     look("ethtool NIC", f"if it says Link detected: no: {_CHECK}"),
-    text=f"ip -br link; ethtool NIC (Link detected); {_CHECK}",
 )
 _LOST = ("silent", "no-neighbour", "unreachable")
 _TWICE = 2

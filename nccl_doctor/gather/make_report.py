@@ -29,7 +29,7 @@ from nccl_doctor.toolkit.masking import masked_data
 
 T = TypeVar("T")
 
-_FIX = "report it with the JSON report of this run (--json); if a plug-in is named, remove it"
+_FIX = "report it with the JSON report of this run; if a plug-in is named, remove it"
 
 
 def make_report(

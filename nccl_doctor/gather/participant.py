@@ -145,7 +145,7 @@ class Participant:
         except Exception as error:  # a mistake, of ours or of a plug-in, must not cost the report
             scarce = shortage_of(error)
             words = scarce.words if scarce else f"nccl-doctor itself failed: {in_words(error)}"
-            fix = scarce.fix if scarce else "report it, with the JSON report of this run (--json)"
+            fix = scarce.fix if scarce else "report it, with the JSON report of this run"
             return self._as_far_as_known(words, fix=fix)
 
     def _take_part(self, scarce: Shortage | None, who: SignIn) -> ParticipantResult:

@@ -24,5 +24,5 @@ def stopped(run: Run, evidence: EvidenceLog, signal_name: str = "") -> Finding:
         return Finding(RUN_INTERRUPTED, f"{words}, while {run.progress.doing}")
     fix = f"start nccl-doctor on {missing} too, and let it run until all have signed in"
     if not signal_name:
-        fix += ", or give a longer --timeout"
+        fix += ", or give it more time"
     return Finding(RUN_INTERRUPTED, f"{words}; {missing} had not signed in yet", fix=fix)

@@ -103,7 +103,7 @@ def _look_at_fix(fix: Any) -> None:
         if not isinstance(step.on, On) and not all(isinstance(name, str) for name in step.on):
             raise TypeError("yielded a Finding with fix.steps on what is no name of a host")
     for other in getattr(fix, "alternatives", ()):
-        if type(other) is not Fix or other.alternatives:
+        if type(other) is not Fix:
             raise TypeError(f"yielded a Finding with {_a(other)} in fix.alternatives")
         _look_at_fix(other)
 

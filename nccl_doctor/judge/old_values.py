@@ -1,4 +1,4 @@
-"""What takes back a step that sets variables: the values that they have on its hosts. Pure."""
+"""Undo of steps that set variables: the values that they have on the hosts of a step. Pure."""
 
 from __future__ import annotations
 

@@ -39,6 +39,9 @@ _NUMBERS = {  # field: lowest and highest sensible value
 }
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
+_OF = "ADDRESS is that of rank 0's host"
+"""A note beside a command."""
+
 
 def detect(environ: Mapping[str, str]) -> Launch:
     """Read rank, world size and address of this process from its environment; never raises.
@@ -122,7 +125,7 @@ class _Reading:
             return None
         if text != text.strip():
             message = f"{variable}={text!r} has white space around the number"
-            fix = f"export {variable}={value}"
+            fix = f"`export {variable}={value}`"
             self.problem("launch-bad-value", message, (variable,), fix, fatal=False)
         return value
 
@@ -131,9 +134,12 @@ class _Reading:
         if name != "master_addr" or (text and not re.search(r"\s", text)):
             return text
         what = "contains white space" if text.strip() else "is empty"
-        address = shlex.quote(text.strip()) if text.strip() else "<host name of rank 0>"
+        address = shlex.quote(text.strip()) if text.strip() else ""
         message = f"{variable}={text[:80]!r} {what}"
-        self.problem("launch-bad-value", message, (variable,), f"export {variable}={address}")
+        fix = f"`export {variable}={address}`"
+        if not address:
+            fix = f"`# export {variable}=ADDRESS` ({_OF})"
+        self.problem("launch-bad-value", message, (variable,), fix)
         return None
 
     def compare(self) -> None:
@@ -148,7 +154,7 @@ class _Reading:
                 if len(set(known.values())) > 1:
                     message = " but ".join(f"{v}={n}" for v, n in known.items())
                     wrong, right = next(iter(known)), list(known)[1]
-                    fix = f"`export {wrong}=${right}` in each task, or unset {wrong}"
+                    fix = f"`export {wrong}=${right}` (in each task); or `unset {wrong}`"
                     self.problem(
                         "launch-sources-disagree",
                         message,
@@ -178,15 +184,15 @@ class _Reading:
         names = (*outer.own["world_size"][:1], *self.launcher.own["nnodes"])
         on_host = f", {here} on this host" if here is not None else ""
         said = f"{outer.name} started {tasks} tasks{on_host}, and each ran {self.launcher.name} for"
-        once = "start the launcher once per host: " + (
-            "`srun --ntasks-per-node=1 …`" if outer is SRUN else "one process per host in mpirun"
-        )
+        once = "start the launcher once per host in mpirun"
+        if outer is SRUN:
+            once = "`# srun --ntasks-per-node=1` (starts the launcher once per host)"
         if nnodes == 1:  # each of them is whole: `torchrun --standalone`, once for each task
             self.problem(
                 "launch-runs-independent",
                 f"{said} one host",
                 names,
-                f"nothing, if that is meant; for one job of all tasks, {once}, with all hosts",
+                f"nothing, if that is meant, and not one job of all tasks; or {once}",
                 fatal=False,
             )
         elif here is not None and here > 1:
@@ -297,14 +303,15 @@ class _Reading:
     def _export(self, missing: tuple[str, ...]) -> str:
         """The shell line that sets what is missing."""
         if not all("MASTER_" in name for name in missing):
-            return "start the processes with torchrun, or export " + ", ".join(missing)
+            return "start the processes with torchrun, or set " + ", ".join(missing)
         if self.launcher.name == "ray":  # its store is there, at a port that no variable tells
             return 'TorchConfig(init_method="env"), which is its default'
         known = {"MASTER_PORT": "MASTER_PORT=29500"}
-        known["MASTER_ADDR"] = MASTER_ADDR_LINES.get(
-            self.launcher.name, "MASTER_ADDR=<host name of rank 0>"
-        )
+        name = self.launcher.name
+        known["MASTER_ADDR"] = MASTER_ADDR_LINES.get(name, "MASTER_ADDR=ADDRESS")
         line = "export " + " ".join(known.get(n.removeprefix("PET_"), n) for n in missing)
-        if self.launcher.name == "mpirun":
-            return f"{line}; mpirun " + " ".join(f"-x {name}" for name in missing) + " …"
-        return line if self.launcher.name not in ("srun", "mpi") else f"{line}  # before the launch"
+        if "ADDRESS" in line:
+            return f"`# {line}` ({_OF})"
+        if name == "mpirun":
+            return f"`{line}`; `# mpirun {' '.join(f'-x {each}' for each in missing)}`"
+        return f"`{line}`" + (" (before the launch)" if name in ("srun", "mpi") else "")

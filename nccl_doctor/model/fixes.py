@@ -73,7 +73,7 @@ class Fix(str):
 
     def __new__(cls, *steps: Step, text: str = "", alternatives: Iterable[str] = ()) -> Fix:
         """See the class; an alternative may be words only."""
-        others = tuple(way if isinstance(way, Fix) else Fix(text=way) for way in alternatives)
+        others = tuple(each for way in alternatives for each in _ways(way))
         self = super().__new__(cls, text or _in_words(steps, others))
         self.steps, self.alternatives = steps, others
         return self
@@ -91,6 +91,16 @@ class Fix(str):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _made, (self.steps, str(self), self.alternatives)
+
+
+def _ways(way: str) -> tuple[Fix, ...]:
+    """One way of a fix, with the ways inside of it beside it."""
+    if not isinstance(way, Fix):
+        return (Fix(text=way),)
+    if not way.alternatives:
+        return (way,)
+    own = str(way) != _in_words(way.steps, way.alternatives)
+    return (Fix(*way.steps, text=str(way) if own else ""), *way.alternatives)
 
 
 def _made(steps: tuple[Step, ...], text: str, alternatives: tuple[Fix, ...]) -> Fix:
@@ -130,7 +140,7 @@ def look(command: str, note: str = "", *, on: On | tuple[str, ...] = On.HERE) ->
 def fill(fix: str, *, on: On | tuple[str, ...] | None = None, **values: str | Sequence[str]) -> str:
     """A fix with values for words of `UNKNOWN`, and typed on other hosts if `on` is given.
 
-    A comment in which no such word is left becomes a command.
+    A comment in which no such word is left becomes a command, if it is a whole one.
     """
     text = _put(fix, values, _as_is)
     if not isinstance(fix, Fix):
@@ -140,7 +150,8 @@ def fill(fix: str, *, on: On | tuple[str, ...] | None = None, **values: str | Se
 
     def step(old: Step) -> Step:
         command = _put(old.command, values, _quoted)
-        if command != old.command and not unknown_in(command):
+        is_part = command.startswith("# -")  # options, which no shell takes alone
+        if command != old.command and not (is_part or unknown_in(command)):
             command = command.removeprefix("# ")
         where = old.on if on is None else on
         undo, note = _put(old.undo, values, _quoted), _put(old.note, values, _as_is)

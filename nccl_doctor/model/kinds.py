@@ -12,14 +12,17 @@ failed.
 from __future__ import annotations
 
 from nccl_doctor.model.findings import Kind, Layer, Severity
-from nccl_doctor.model.fixes import Fix, On, look
+from nccl_doctor.model.fixes import Fix, On, Step, look
 
 CHECK_UNUSABLE = Kind(
     code="check-unusable",
     layer=Layer.LAUNCH,
     title="A check could not be loaded and was left out",
     why="The faults that this check looks for were not looked for, so PASS is not possible.",
-    fix="repair or uninstall the named distribution, or run with --ignore check-unusable",
+    fix=Fix(
+        text="repair or uninstall the named distribution",
+        alternatives=[Fix(Step("# --ignore check-unusable", note="in the line of nccl-doctor"))],
+    ),
     severity=Severity.WARN,
 )
 
@@ -28,7 +31,10 @@ CHECK_BROKE = Kind(
     layer=Layer.LAUNCH,
     title="A check raised an error while it judged the facts",
     why="The facts were gathered but not all of them were judged, so a fault may be missed.",
-    fix="report it with the JSON report of this run (--json); --ignore CHECK leaves the check out",
+    fix=Fix(
+        text="report it with the JSON report of this run",
+        alternatives=[Fix(Step("# --ignore NAME", note="leaves the check of that name out"))],
+    ),
     severity=Severity.WARN,
 )
 
@@ -69,7 +75,9 @@ RUN_INTERRUPTED = Kind(
     layer=Layer.RANKS,
     title="The run was stopped before it was complete",
     why="Whatever had not been examined by then is not known to be good.",
-    fix="run again, with a longer --timeout if the deadline ended it",
+    fix=Fix(
+        text="run again", alternatives=[Fix(Step("# --timeout NUMBER", note="if it had no time"))]
+    ),
     severity=Severity.WARN,
 )
 
@@ -101,7 +109,10 @@ MESSAGE_REFUSED = Kind(
     why="Whoever reaches MASTER_PORT can write to the store. What is malformed, or larger than any "
     "message of nccl-doctor, comes from a broken participant or from a stranger. What its sender "
     "had to say is not known.",
-    fix="let only the hosts of the job reach MASTER_PORT, and give all of them the same --key FILE",
+    fix=Fix(
+        Step("# --key FILE", On.EVERY, note="the same file for all hosts"),
+        alternatives=["let only the hosts of the job reach MASTER_PORT"],
+    ),
     severity=Severity.WARN,
 )
 
@@ -111,7 +122,10 @@ KEY_DIFFERS = Kind(
     title="A participant does not have the key of this run",
     why="With --key, only messages made with the same key are taken: nothing that this participant "
     "says can be believed, and it believes nobody. Or a stranger took its name.",
-    fix="give every host the same --key FILE: `sha256sum FILE` prints the same on all",
+    fix=Fix(
+        Step("# --key FILE", On.EVERY, note="the same file for all hosts"),
+        look("sha256sum FILE", "prints the same on all", on=On.EVERY),
+    ),
     severity=Severity.WARN,
 )
 
@@ -150,13 +164,15 @@ ENGINE_KINDS = (
 )
 ENGINE_CODES = frozenset(kind.code for kind in ENGINE_KINDS)
 
+LAUNCHING = ("the host that launches",)
+"""Where a step for ssh is typed: which one that is, is not known here."""
 SSH_FAILED = Kind(
     code="ssh-failed",
     layer=Layer.LAUNCH,
     title="A host cannot be reached by ssh",
     why="Launchers that read a hostfile (deepspeed, mpirun) start the job's ranks by ssh. No rank "
     "would start on this host, and the other hosts would wait for it.",
-    fix="make `ssh -o BatchMode=yes HOST true` work from the host that launches the job",
+    fix=Fix(look("ssh -o BatchMode=yes NAME true", "has to work", on=LAUNCHING)),
 )
 
 REMOTE_COMMAND_FAILED = Kind(
@@ -186,8 +202,10 @@ SLOWER = Kind(
     title="Slower than in earlier runs, by more than normal variation",
     why="The same measurement on the same hosts gave better values before, so something has "
     "changed. At every step the job waits for its slowest part.",
-    fix="nccl-doctor report diff OLD NEW: see what else has changed; then check negotiated speed, "
-    "errors and counters, clocks, and other load on the host",
+    fix=Fix(
+        look("nccl-doctor report diff FILE NAME", "what else has changed; NAME is this report"),
+        alternatives=["check negotiated speed, errors, counters, clocks, and load of the host"],
+    ),
     severity=Severity.WARN,
     by_deadline=True,  # a finding of this run about a slow link, host or rank explains it
 )
@@ -207,8 +225,12 @@ BASELINE_SHORT = Kind(
     layer=Layer.SPEED,
     title="Too few earlier runs to tell a change from noise",
     why="Speeds vary from run to run; several runs are needed to know by how much.",
-    fix="keep the reports of these hosts in the folder that --baseline names: "
-    "--json with a new name for each day",
+    fix=Fix(
+        Step(
+            '# --baseline FOLDER --json FOLDER/"$(date +%F)".json',
+            note="keeps the reports of these hosts, one for each day",
+        )
+    ),
     severity=Severity.INFO,
 )
 

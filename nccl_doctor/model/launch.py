@@ -58,6 +58,7 @@ class LaunchProblem:
 
     `variables` maps the names involved to their values as found (None: not set). `fatal` is False
     where torch would start all the same, and only other readers of the environment are misled.
+    `fix` is one line, as `toolkit.advice` reads it.
     """
 
     code: str

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from nccl_doctor.model.fixes import Fix, On, Step
 from nccl_doctor.toolkit.host import text_of
+from nccl_doctor.toolkit.nccl.use_interface import use_interface
 from nccl_doctor.toolkit.net.routes import gateways
 
 USER_NAT = "user-nat"
@@ -27,25 +30,29 @@ def container_of(root: Path, env: Mapping[str, str]) -> str:
     return "docker" if os.path.exists(root / ".dockerenv") else ""
 
 
-def network_for(runtime: str) -> str:
-    """Setting or command by which the containers of several machines reach each other; of virtual
+def network_for(runtime: str) -> Fix:
+    """The fix by which the containers of several machines reach each other; of virtual
     machines, if it is `USER_NAT` or not known.
     """
     if runtime in ("", USER_NAT):
-        return (
-            "give the virtual machine an interface in the network of the machines (VBoxManage "
-            "modifyvm VM --nic1 bridged --bridgeadapter1 NIC; virt-install or virsh edit: "
-            "<interface type='direct'><source dev='NIC' mode='bridge'/></interface>), or join all "
-            "hosts by a VPN, and export NCCL_SOCKET_IFNAME==NIC GLOO_SOCKET_IFNAME=NIC of it"
+        line = "# VBoxManage modifyvm NAME --nic1 bridged --bridgeadapter1 NIC"
+        return Fix(
+            text="give the virtual machine an interface in the network of the machines, in libvirt "
+            "<interface type='direct'><source dev='NIC' mode='bridge'/></interface>",
+            alternatives=[
+                Fix(Step(line, note="VirtualBox, on the machine itself", persists=True)),
+                Fix(replace(use_interface(), note="of a VPN that joins all hosts")),
+            ],
         )
     if runtime == "kubernetes":
-        return (
-            "hostNetwork: true in the spec of every pod, or a network plug-in (CNI) that spans the "
-            "nodes"
+        return Fix(
+            text="hostNetwork: true in the spec of every pod, or a network plug-in (CNI) that "
+            "spans the nodes"
         )
-    return (
-        f"{runtime} run --network=host on every machine, or a network that spans them (docker "
-        "network create -d overlay --attachable NAME, in a swarm)"
+    spans = "# docker network create -d overlay --attachable NAME"
+    return Fix(
+        Step(f"# {runtime} run --network=host", On.EVERY, note="on the machine itself"),
+        alternatives=[Fix(Step(spans, note="in a swarm: a network that spans the machines"))],
     )
 
 

@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from nccl_doctor.model.fixes import Fix, look, word
+
 _FILE = re.compile(r"(lib[\w+-]+)\.so((?:\.\d+)*)")
 _EDGE = 1 << 20
 
@@ -163,9 +165,11 @@ def shared_files(installed: Iterable[Wheel]) -> list[dict[str, Any]]:
     return list(first.values())
 
 
-def what_loads(name: str) -> str:
-    """The command that shows what makes the loader take a library, where no variable does."""
-    return f"LD_DEBUG=libs python -c 'import torch' 2>&1 | grep {name} shows what loads it"
+def what_loads(name: str) -> Fix:
+    """The fix that shows what makes the loader take a library, where no variable does."""
+    return Fix(
+        look(f"LD_DEBUG=libs python -c 'import torch' 2>&1 | grep {word(name)}", "what loads it")
+    )
 
 
 def in_front(env: Mapping[str, str], path: str) -> Iterator[str]:

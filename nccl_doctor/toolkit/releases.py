@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from nccl_doctor.model.findings import Severity
+from nccl_doctor.toolkit.advice import fix_of
 from nccl_doctor.toolkit.tables import read_table
 from nccl_doctor.toolkit.versions import release
 
@@ -58,6 +59,7 @@ def known_faults(product: str) -> tuple[KnownFault, ...]:
         KnownFault(
             **{
                 **row,
+                "fix": fix_of(row["fix"]),
                 "unless": tuple(row["unless"].partition("=")[::2]),
                 "severity": Severity(row["severity"]),
                 "driver": tuple(row["driver"]) if "driver" in row else None,

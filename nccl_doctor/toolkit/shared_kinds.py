@@ -5,8 +5,10 @@ A code belongs to one check, unless several checks list the same kind: these.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nccl_doctor.model.findings import Kind, Layer, Severity
-from nccl_doctor.model.fixes import Fix, On, Step, look
+from nccl_doctor.model.fixes import Fix, On, Step, export, look
 
 ADDR_UNRESOLVABLE = Kind(
     code="addr-unresolvable",
@@ -51,7 +53,7 @@ TIMEOUT_TOO_SHORT = Kind(
     "A time-out is too short for a healthy job",
     "Hosts start seconds apart, rank 0 may have to load data alone, and the first step loads "
     "kernels and data: a shorter limit ends a healthy job.",
-    "Give the named layer more time, or unset the variable that shortens it.",
+    "give the named layer more time, or drop the variable that shortens it",
     Severity.WARN,
     later=True,
 )
@@ -130,7 +132,13 @@ BELOW_FLOOR = Kind(
     "Collectives are slower than this hardware gives at the least",
     "If all hosts are equally slow, none of them stands out; every collective takes longer than on "
     "healthy hosts with the same GPUs and NICs.",
-    "NCCL_DEBUG=INFO shows the path of each channel: P2P, SHM or NET, and which NIC",
+    Fix(
+        replace(
+            export(NCCL_DEBUG="INFO"),
+            note="shows the path of each channel: P2P, SHM or NET, and which NIC",
+            shows=True,
+        )
+    ),
     Severity.WARN,
     by_deadline=True,  # a link that is down, or a slow one, explains it
 )

@@ -21,18 +21,23 @@ def shortage_of(error: BaseException) -> Shortage | None:
     number = error.errno if isinstance(error, OSError) else None
     thread = isinstance(error, RuntimeError) and "start new thread" in str(error)
     if number == errno.EAGAIN or thread:
-        from nccl_doctor.toolkit.privileges import privileges  # the guardian starts without it
+        from nccl_doctor.toolkit.privileges import privileges  # the guardian starts without them
+        from nccl_doctor.toolkit.raise_limits import MORE_PROCESSES_OR_TASKS
 
         return Shortage(
             f"no process or thread can be started: {limits_of_tasks(privileges())}",
-            "ulimit -u unlimited; docker run --pids-limit=-1; systemd: TasksMax=infinity",
+            MORE_PROCESSES_OR_TASKS,
         )
     if number == errno.EMFILE:
         words = f"no file can be opened: {_limit('RLIMIT_NOFILE', resource.RLIMIT_NOFILE)}"
-        fix = "ulimit -n 65536; docker run --ulimit nofile=65536; systemd: LimitNOFILE=65536"
-        return Shortage(words, fix)
+        from nccl_doctor.toolkit.raise_limits import more_files
+
+        return Shortage(words, more_files(65536))
     if number == errno.ENFILE:
-        return Shortage("no file can be opened on this host (fs.file-max)", "sysctl fs.file-max")
+        from nccl_doctor.model.fixes import Fix, look
+
+        fix = Fix(look("sysctl fs.file-max", "the limit"), look("cat /proc/sys/fs/file-nr"))
+        return Shortage("no file can be opened on this host (fs.file-max)", fix)
     if number == errno.ENOMEM or isinstance(error, MemoryError):
         return Shortage("no memory is left", "free memory on this host, or raise its limit")
     return None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from nccl_doctor.model.cluster import Cluster, Rank
 from nccl_doctor.model.findings import Confidence, Finding, Kind, Where
+from nccl_doctor.model.fixes import Fix, Step, word
 from nccl_doctor.toolkit.blame import odd_ones_out
 from nccl_doctor.toolkit.hosts import sides_in_words, who_has_what
 
@@ -198,9 +199,9 @@ def disagreement(
         else f"{said}, elsewhere {name}={odd.usual}",
         Where(hosts=where.hosts) if of_host and whole else where,
         {"values": {rank.host.label: sorted(hosts[rank.host.id], key=str) for rank, _ in known}},
-        f"decide which {name} is right, and set it on all of them"
+        f"decide which {name.lstrip('-')} is right, and set it on all of them"
         if odd.tie
-        else f"set {name}={odd.usual} there, as elsewhere",
+        else _as_elsewhere(name, str(odd.usual)),
         confidence=Confidence.POSSIBLE if odd.tie else Confidence.CERTAIN,
     )
     return Disagreement(finding, odd.usual)
@@ -235,3 +236,11 @@ def loaded_nccl(cluster: Cluster) -> dict[int, str]:
         if version:
             found[rank.seat] = version
     return found
+
+
+def _as_elsewhere(name: str, value: str) -> str:
+    """The fix that gives an option or a variable the value that most have."""
+    if name.startswith("--"):
+        note = "in the line that starts the job, as elsewhere"
+        return Fix(Step(f"# {name} {word(value)}", note=note))
+    return f"set {name}={value} there, as elsewhere"

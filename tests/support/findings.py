@@ -9,7 +9,7 @@ from typing import Any
 
 from nccl_doctor.api import Check, Cluster, Finding, Where
 from tests.support.clusters import change_rank
-from tests.support.fixes import wrong_lines
+from tests.support.fixes import prose_with_commands, wrong_lines
 
 
 def judge(check: Check, cluster: Cluster) -> list[Finding]:
@@ -20,6 +20,7 @@ def judge(check: Check, cluster: Cluster) -> list[Finding]:
         assert finding.message
         assert "\n" not in finding.message
         assert not wrong_lines(finding.fix), finding.fix
+        assert not prose_with_commands(finding.fix), prose_with_commands(finding.fix)
         json.dumps(finding.to_json())
     return findings
 

@@ -42,3 +42,61 @@ def _is_whole(line: str) -> bool:
         return bool(shlex.split(line)) and line.count("$(") <= line.count(")")
     except ValueError:
         return False
+
+
+_PROGRAMS = (
+    "amd-smi apparmor_parser arping ausearch chmod chronyc cpupower dcgmi dmesg ethtool "
+    "fuser getent hostnamectl ibstat ibv_devices ibv_devinfo iptables journalctl loginctl lspci "
+    "mlxconfig mlxlink modprobe numactl nvidia-smi nstat perfquery setpci sha256sum show_gids "
+    "sminfo ssh-copy-id ssh-keygen ssh-keyscan sysctl systemctl taskset timedatectl tracepath "
+    "tuned-adm ulimit umount"
+)
+"""Names that mean nothing else."""
+_WITH_MORE = {
+    "accelerate": "launch",
+    "apt": "install",
+    "docker": "run|update|network",
+    "dnf": "install",
+    "echo": r"\S+",
+    "export": r"[A-Z]\w*\b",
+    "ip": r"-\S+|addr|link|neigh|route",
+    "kill": r"-\w+|\d+|PID",
+    "kubectl": r"\w+",
+    "mount": r"-\w+|/\S+",
+    "nft": "insert|add|list|delete",
+    "ping": r"-\w|\d\S+",
+    "pip": r"install|uninstall|show",
+    "podman": "run|update",
+    "ps": r"-\w+|aux",
+    "python": r"-c|-m pip",
+    "ray": "start",
+    "scontrol": r"\w+",
+    "ssh": r"-\w|\S+ true",
+    "ss": r"-\w+",
+    "unset": r"[A-Z]\w*\b",
+    "until": r"\w+ .*; do",
+}
+"""Names that are words as well, and what makes a command of them."""
+_COMMAND = re.compile(
+    r"`|(?<![\w/.-])--[a-z]"
+    rf"|(?<![\w/.-])(?:{'|'.join(_PROGRAMS.split())})(?![\w-])"
+    rf"|(?<![\w/.-])(?:{'|'.join(f'{name} (?:{more})' for name, more in _WITH_MORE.items())})"
+)
+
+
+def prose_with_commands(fix: str) -> list[str]:
+    """Sentences of a fix with a command in them.
+
+    The text of a fix with steps is their summary on one line: there it may stand.
+    """
+    if not isinstance(fix, Fix):
+        return [fix] if _COMMAND.search(fix) else []
+    prose = [] if fix.steps else [str(fix)]
+    prose += [step.note for step in fix.steps]
+    found = [words for words in prose if _COMMAND.search(words)]
+    return found + [words for way in fix.alternatives for words in prose_with_commands(way)]
+
+
+def in_full(fix: str) -> str:
+    """Text of a fix, and of its other ways."""
+    return "; or ".join([str(fix), *map(str, getattr(fix, "alternatives", ()))])

@@ -157,7 +157,7 @@ def test_the_advice_is_the_one_for_these_versions() -> None:
 
     both = advise("0.18.0", "2.15.0+cu132")
     assert "bound_device_id to None" in both.text
-    assert "TORCH_DIST_USE_NCCL2=0 on every rank and also call" in both.text
+    assert "TORCH_DIST_USE_NCCL2=0 for every rank and also call" in both.text
     assert both.confidence is Confidence.POSSIBLE
     assert "not run on a GPU" in both.how
 

@@ -73,7 +73,7 @@ def test_both_values_are_said_and_it_is_information() -> None:
     found = only(CHECK, cluster, "env-contradicts-profile", hosts=["nd1"])
     assert found.level is Severity.INFO
     assert "NCCL_CROSS_NIC=2, there 0 or 1; NCCL_NET=Socket, there gIB" in found.message
-    assert found.fix.startswith("unset NCCL_CROSS_NIC NCCL_NET, or source")
+    assert found.fix.startswith("unset NCCL_CROSS_NIC NCCL_NET; or . /")
 
 
 def test_a_profile_that_is_followed_is_silent() -> None:

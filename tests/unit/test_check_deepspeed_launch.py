@@ -53,7 +53,7 @@ def test_srun_alone() -> None:
     assert [f.where.ranks for f in found] == [(0,), (1,), (2,), (3,)]
     assert {(f.code, f.level) for f in found} == {("deepspeed-needs-mpi4py", Severity.INFO)}
     assert found[0].message == "RANK, LOCAL_RANK not set, and mpi4py not installed"
-    assert found[0].fix == "in each task: export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID"
+    assert found[0].fix == "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID (in each task)"
 
 
 def test_another_launcher_has_no_variables_of_slurm() -> None:

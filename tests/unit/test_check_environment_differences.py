@@ -193,7 +193,7 @@ def test_what_the_deepspeed_launcher_leaves_behind(name: str) -> None:
     envs: list[Env] = [{name: "1"}, {}, {}]
     found = only(judge(envs, launcher="deepspeed"), "env-differs")
     assert found.where.hosts == ("nd0",)
-    assert found.fix.startswith(f"write {name}=1 into .deepspeed_env ")
+    assert found.fix.startswith(f"on nd0: echo {name}=1 >> ~/.deepspeed_env ")
     assert found.level in (Severity.WARN, Severity.FAIL)
 
 
@@ -273,11 +273,10 @@ def test_gpus_that_a_variable_hides_are_of_several_models_too() -> None:
 def test_workers_of_ray_have_the_environment_of_ray_start() -> None:
     envs: list[Env] = [{}, {"NCCL_ALGO": "Ring"}, {}]
     found = only(judge(envs, launcher="ray"), "env-differs")
-    assert (found.where.hosts, found.fix) == (("nd1",), "unset NCCL_ALGO before `ray start`")
+    assert (found.where.hosts, found.fix) == (("nd1",), "unset NCCL_ALGO before Ray starts")
     envs = [{"NCCL_ALGO": "Ring"}, {}, {"NCCL_ALGO": "Ring"}]
     found = only(judge(envs, launcher="ray"), "env-differs")
     assert (found.where.hosts, found.fix) == (
         ("nd1",),
-        "export NCCL_ALGO=Ring before `ray start`, or put it into env_vars of the job's "
-        "runtime_env",
+        "export NCCL_ALGO=Ring before Ray starts, or put it into env_vars of the job's runtime_env",
     )

@@ -69,8 +69,9 @@ def test_a_host_behind_an_address_translation_is_named_with_both_addresses(count
         "nd1 tells 192.168.77.2, and others see it call from 10.7.0.9; "
     )
     assert "NAT" in found.kind.title
-    assert "VBoxManage modifyvm VM --nic1 bridged" in found.fix
-    (way,) = found.fix.alternatives
+    bridged, by_vpn, way = found.fix.alternatives
+    assert "VBoxManage modifyvm NAME --nic1 bridged" in bridged
+    assert "of a VPN" in by_vpn
     assert way.startswith("if they can reach it: open all tcp")
     assert found.confidence is Confidence.LIKELY
 

@@ -60,7 +60,7 @@ def test_a_container_without_the_device(tmp_path: Path) -> None:
     """/proc/modules shows the modules of the machine."""
     found = only(CHECK, cluster(host(tmp_path, device=False)), "gdrcopy-missing", hosts=["nd0"])
     assert "though the module gdrdrv is loaded" in found.message
-    assert found.fix.startswith("pass the device to the container: docker run --device /dev/gdrdrv")
+    assert found.fix.startswith("# docker run --device /dev/gdrdrv")
 
 
 def test_a_device_that_this_user_may_not_open(tmp_path: Path) -> None:

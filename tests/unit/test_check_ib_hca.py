@@ -277,7 +277,7 @@ def test_a_name_that_is_a_prefix_of_others(
     found = only(
         CHECK, cluster(look(tmp_path, hca)), "ib-hca-overmatch", hosts=["nd0"], interfaces=more
     )
-    assert found.fix == f"export NCCL_IB_HCA={fix}"
+    assert found.fix == f"export NCCL_IB_HCA='{fix}'"
 
 
 def test_efa_is_not_chosen_by_this_list(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_an_nccl_comm_id_that_leads_nowhere(
     found = only(world.judge(), code)
     assert found.where.hosts == ("nd1",)
     assert words in found.message
-    assert found.fix.startswith("unset NCCL_COMM_ID")
+    assert found.fix.startswith("on every host: unset NCCL_COMM_ID")
     assert found.fix.endswith("NCCL 2.30.3 or newer")
     assert found.kind.title.startswith("NCCL_COMM_ID leads") is (code == "interface-missing")
 
@@ -351,8 +351,9 @@ def test_the_fix_says_that_a_good_file_is_hidden_by_the_environment() -> None:
         "picks": [["ens6", "192.168.77.2"]],
     }
     assert only(world.judge(), "interface-missing").fix == (
-        "unset NCCL_SOCKET_IFNAME (in a container: take its ENV out of the image): it hides "
-        "/etc/nccl.conf, which has NCCL_SOCKET_IFNAME=^docker0,lo and so takes ens6"
+        "unset NCCL_SOCKET_IFNAME (it hides /etc/nccl.conf, which has "
+        "NCCL_SOCKET_IFNAME=^docker0,lo and so takes ens6; in a container: take its ENV out of the "
+        "image)"
     )
     world.facts["nd1"]["by_file"]["picks"] = [["lo", "127.0.0.1"]]
     assert only(world.judge(), "interface-missing").fix == "export NCCL_SOCKET_IFNAME='=eth0'"

@@ -13,6 +13,7 @@ from nccl_doctor.toolkit.groups.kinds import INIT_FAILED
 from tests.support import fabrics
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only
+from tests.support.fixes import in_full
 from tests.support.observing import observe
 from tests.support.rows import each_row
 
@@ -62,7 +63,7 @@ def test_guards_that_refuse_nothing_that_is_needed(fields: dict[str, Any]) -> No
             "EACCES",
             ["AppArmor train (enforce)"],
             "",
-            "`network netlink raw,` to the AppArmor profile train",
+            "'network netlink raw,' was added to it, the profile train",
         ),
         ("EACCES", ["SELinux container_t"], "podman", "podman run --security-opt label=disable"),
         ("EACCES", ["SELinux train_t"], "", "audit2allow"),
@@ -90,17 +91,17 @@ def test_it_explains_why_no_group_is_formed() -> None:
 @each_row(
     ("guards", "container", "fix"),
     [
-        (["seccomp"], "docker", "docker run --cap-add=SYS_PTRACE, or PYTORCH_CUDA_ALLOC_CONF "),
+        (["seccomp"], "docker", "docker run --cap-add=SYS_PTRACE; or take expandable_segments"),
         (["seccomp"], "kubernetes", "capabilities: {add: [SYS_PTRACE]}"),
-        (["Yama 1"], "", "sysctl -w kernel.yama.ptrace_scope=0, or "),
-        (["gVisor"], "", "PYTORCH_CUDA_ALLOC_CONF without expandable_segments"),
+        (["Yama 1"], "", "sysctl -w kernel.yama.ptrace_scope=0 (as root); or "),
+        (["gVisor"], "", "take expandable_segments out of PYTORCH_CUDA_ALLOC_CONF"),
     ],
 )
 def test_tensors_that_cannot_be_handed_over(guards: list[str], container: str, fix: str) -> None:
     seen = {"processes": "EPERM", "expandable": True, "guards": guards, "container": container}
     found = only(CHECK, cluster(**seen), "process-access-refused", hosts=["nd1"])
     assert found.level is Severity.INFO
-    assert fix in found.fix
+    assert fix in in_full(found.fix)
     job = Job(groups="weight-sync")
     found = only(CHECK, cluster(job=job, **seen), "process-access-refused", hosts=["nd1"])
     assert found.level is Severity.WARN

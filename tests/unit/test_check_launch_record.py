@@ -20,6 +20,7 @@ from tests.support.findings import everywhere
 from tests.support.merging import with_facts
 
 CHECK = CHECKS["launch_record"]
+EVERYWHERE = "on every host: export"
 THREE = ("nd0", "nd1", "nd2")
 judge = partial(findings.judge, CHECK)
 only = partial(findings.only, CHECK)
@@ -46,7 +47,7 @@ def test_observe_names_sources_and_no_values() -> None:
 
 
 def test_after_a_trip_through_json() -> None:
-    problem = LaunchProblem("launch-bad-value", "RANK=x", {"RANK": "x"}, "export RANK=3")
+    problem = LaunchProblem("launch-bad-value", "RANK=x", {"RANK": "x"}, "`export RANK=3`")
     cluster = change_rank(make_cluster(), 3, launch={"problems": (problem,)})
     launch = cluster.ranks[3].launch
     assert launch is not None
@@ -56,7 +57,7 @@ def test_after_a_trip_through_json() -> None:
 
 class TestLaunchProblems:
     def problem(self, code: str, *, fatal: bool = True) -> LaunchProblem:
-        return LaunchProblem(code, "RANK=x", {"RANK": "x"}, "export RANK=3", fatal)
+        return LaunchProblem(code, "RANK=x", {"RANK": "x"}, "`export RANK=3`", fatal)
 
     @pytest.mark.parametrize(
         "code",
@@ -172,7 +173,7 @@ class TestBackends:
         cluster = self.told("nccl", "nccl", "nccl", "nccl", "gloo", "gloo")
         finding = only(cluster, "backend-option-differs", hosts=["nd2"], ranks=[4, 5])
         assert finding.message == "--backend=gloo, elsewhere --backend=nccl; gloo was examined"
-        assert finding.fix == "set --backend=nccl there, as elsewhere"
+        assert finding.fix == "# --backend nccl (in the line that starts the job, as elsewhere)"
         assert finding.level is Severity.FAIL
 
     def test_a_tie_names_all(self) -> None:
@@ -203,7 +204,7 @@ class TestWhereNobodySaysWhereToMeet:
             "MASTER_ADDR not set, nd0 by SLURM_JOB_NODELIST; "
             "MASTER_PORT not set, 29500 by SLURM_JOB_ID"
         )
-        assert found.fix == "export MASTER_ADDR=nd0 MASTER_PORT=29500"
+        assert found.fix == f"{EVERYWHERE} MASTER_ADDR=nd0 MASTER_PORT=29500 (before the launch)"
 
     def test_a_name_that_a_host_does_not_know_is_no_fix(self) -> None:
         """Slurm's NodeName is what slurm.conf says; nd1 could not look it up, and never came in."""
@@ -218,12 +219,12 @@ class TestWhereNobodySaysWhereToMeet:
             }
             cluster = with_facts(self.cluster("master_addr"), "master_addr", looked)
             (note,) = judge(shut_out(cluster, "nd1"))
-            assert note.fix == f"export MASTER_ADDR={fix}"
+            assert note.fix == f"{EVERYWHERE} MASTER_ADDR={fix} (before the launch)"
 
     def test_what_is_told_is_not_in_it(self) -> None:
         found = only(self.cluster("master_port"), "master-not-set")
         assert found.message == "MASTER_PORT not set, 29500 by SLURM_JOB_ID"
-        assert found.fix == "export MASTER_PORT=29500"
+        assert found.fix == f"{EVERYWHERE} MASTER_PORT=29500 (before the launch)"
 
     def test_without_a_meeting_point_there_is_nothing_to_say(self) -> None:
         cluster = self.cluster()

@@ -13,6 +13,7 @@ from nccl_doctor.checks.master_addr import ADDR_NOT_ON_MASTER, MasterAddr
 from nccl_doctor.toolkit.net.names import LookUp
 from tests.support.clusters import change_rank, make_cluster, outcome, shut_out, with_round
 from tests.support.findings import judge
+from tests.support.fixes import in_full
 
 CHECK = MasterAddr()
 NAMES = ("nd0", "nd1", "nd2")
@@ -267,7 +268,7 @@ def test_the_host_that_has_the_address_sees_it_too():
 @pytest.mark.parametrize(
     ("likely", "runtime", "fix"),
     [
-        ("172.17.0.2", "docker", "docker run --network=host on every machine"),
+        ("172.17.0.2", "docker", "on every host: # docker run --network=host"),
         ("172.17.0.2", "kubernetes", "hostNetwork: true in the spec of every pod"),
         ("172.17.0.2", "", ADDR_NOT_ON_MASTER.fix),  # such an address by another way
         ("10.0.0.2", "docker", ADDR_NOT_ON_MASTER.fix),  # another network of that container
@@ -404,7 +405,7 @@ def test_under_torchrun_the_agent_can_be_told_its_address():
     assert "--local-addr" not in only(made).fix
     for seat in (2, 3):
         made = change_rank(made, seat, launch={"agent_store": True})
-    assert "torchrun --local-addr=ADDRESS" in only(made).fix
+    assert "# --local-addr ADDRESS" in in_full(only(made).fix)
     for seat in (2, 3):
         made = change_rank(made, seat, launch={"launcher": "ray", "agent_store": True})
     assert "--local-addr" not in only(made).fix

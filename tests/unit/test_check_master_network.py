@@ -26,6 +26,7 @@ from nccl_doctor.toolkit.containers import USER_NAT
 from tests.support import findings
 from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster, outcome, shut_out
+from tests.support.fixes import in_full
 from tests.support.merging import with_facts
 from tests.support.reports import RUN
 
@@ -106,7 +107,7 @@ class TestContainersBehindBridges:
         (root,) = report.root_causes
         assert (root.code, root.where.hosts) == ("addr-not-shared", ("nd0",))
         assert root.message.startswith(said)
-        assert root.fix.startswith("docker run --network=host on every machine")
+        assert root.fix.startswith("on every host: # docker run --network=host")
         takes = "takes itself for the endpoint" in root.message
         assert takes is (job.rendezvous.backend == "c10d")
 
@@ -140,7 +141,7 @@ class TestContainersBehindBridges:
         assert (root.code, root.where.hosts) == ("addr-not-shared", ("nd0",))
         said = "10.0.2.15 on eth0 is the address of a virtual machine behind an address translation"
         assert root.message.startswith(f"--rdzv-endpoint=head:29400: {said} (NAT), 10.0.2.2, which")
-        assert "VBoxManage modifyvm VM --nic1 bridged" in root.fix
+        assert "VBoxManage modifyvm NAME --nic1 bridged" in in_full(root.fix)
 
     def test_who_may_be_reached_is_not_blamed(self) -> None:
         assert judge(in_container("kubernetes")) == []  # pods of several nodes share a network

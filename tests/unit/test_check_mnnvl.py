@@ -78,7 +78,7 @@ def test_a_channel_that_may_not_be_opened_is_named_with_the_reason() -> None:
     found = only(CHECK, rack(tray(0), tray(1), settings={1: closed}), "imex-channel-unusable",
                  hosts=["nd1"])  # fmt: skip
     assert found.message == "/dev/nvidia-caps-imex-channels/channel0: Operation not permitted"
-    assert "mode 0666" in found.fix
+    assert "chmod 0666" in found.fix
     # One that it can open is enough.
     one = may(refused={"channel1": "Operation not permitted"})
     assert judge(CHECK, rack(tray(0), tray(1), settings={1: one})) == []

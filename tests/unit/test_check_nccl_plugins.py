@@ -16,6 +16,7 @@ from nccl_doctor.toolkit.nccl.plugin_versions import plugin_range
 from tests.support import findings
 from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster
+from tests.support.fixes import in_full
 from tests.support.libraries import compiled
 from tests.support.rows import each_row
 from tests.unit.test_check_net_plugin import with_nccl
@@ -124,7 +125,7 @@ class TestMissing:
         finding = only(cluster_of(there, lacking, there), "nccl-plugin-missing", hosts=["nd1"])
         assert finding.level is level
         assert finding.message == "ASKED=x (by environment); x: no such file"
-        assert TYPES[name].variable in finding.fix
+        assert TYPES[name].variable in in_full(finding.fix)
 
     def test_nccl_finds_a_tuner_in_the_network_plug_in(self) -> None:
         instead = {"loaded": "libnccl-net.so"}
@@ -166,7 +167,7 @@ class TestCrashes:
         finding = only(cluster_of(NOTHING, bad, NOTHING), "nccl-plugin-crashes", hosts=["nd1"])
         assert finding.message == f"libnccl-tuner.so {words}"
         assert (finding.level, finding.confidence) == (Severity.FAIL, confidence)
-        assert finding.fix.startswith("export NCCL_TUNER_PLUGIN=none on every host")
+        assert finding.fix.startswith("on every host: export NCCL_TUNER_PLUGIN=none")
 
     def test_what_may_have_another_reason(self) -> None:
         killed = {**NOTHING, "tuner": ended("untried", "ended its process (SIGKILL)")}

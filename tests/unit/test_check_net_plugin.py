@@ -29,6 +29,7 @@ from nccl_doctor.toolkit.nccl.plugin import NET_PLUGIN, plugin_candidates
 from tests.support import findings
 from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster, outcome
+from tests.support.fixes import in_full
 from tests.support.libraries import compiled
 from tests.support.rows import each_row
 
@@ -105,7 +106,7 @@ class TestMissing:
         finding = only(cluster_of(OFI, lacking, OFI), "net-plugin-missing", hosts=["nd1"])
         assert finding.level is Severity.WARN
         assert "libnccl-net-ofi.so: cannot open" in finding.message
-        assert "unset NCCL_NET_PLUGIN" in finding.fix
+        assert "unset NCCL_NET_PLUGIN" in in_full(finding.fix)
 
     def test_variables_of_efa(self) -> None:
         lacking = facts_of("FI_PROVIDER=efa")

@@ -129,7 +129,7 @@ class TestDiffers:
         assert found.message == (
             "mlx5_0:1 0x8013 at index 1; the other hosts: 0x8012; here that partition is at index 2"
         )
-        assert found.fix == "export NCCL_IB_PKEY=2 on this host"
+        assert found.fix == "export NCCL_IB_PKEY=2"
 
     def test_of_two_hosts_nobody_can_tell(self, tmp_path: Path) -> None:
         found = judge(CHECK, cluster(host(tmp_path / "a", [JOB]), host(tmp_path / "b", [OTHER])))
@@ -160,7 +160,7 @@ class TestLimited:
             hosts=["nd0", "nd1"],
             interfaces=["mlx5_0:1", "mlx5_1:1"],
         )
-        assert found.fix.startswith("export NCCL_IB_PKEY=1 on every host: there all are full")
+        assert found.fix.startswith("on every host: export NCCL_IB_PKEY=1 (there all are full")
 
     def test_full_members_are_not_blamed(self, tmp_path: Path) -> None:
         full, limited = host(tmp_path / "a", [JOB]), host(tmp_path / "b", [LIMITED])

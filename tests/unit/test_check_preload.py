@@ -53,7 +53,7 @@ def test_hami_by_the_file_is_named_on_its_host_alone(tmp_path: Path) -> None:
     found = only(CHECK, cluster(bare, shared, bare), "cuda-intercepted", hosts=["nd1"])
     assert (found.level, found.confidence) == (Severity.WARN, Confidence.POSSIBLE)
     assert found.message == f"{HAMI} (HAMi), by /etc/ld.so.preload"
-    assert found.fix.startswith("CUDA_DISABLE_CONTROL=true")
+    assert found.fix.startswith("if the pod has whole GPUs: CUDA_DISABLE_CONTROL=true")
 
 
 def test_hami_by_the_variable(tmp_path: Path) -> None:

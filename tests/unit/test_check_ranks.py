@@ -347,7 +347,7 @@ def test_an_elastic_job_without_restarts_does_not_outlive_a_host() -> None:
     finding = only(replace(cluster, job=Job(elastic=(1, 3), max_restarts=0)), NO_RESTARTS)
     assert (finding.level, finding.where) == (Severity.INFO, Where())
     assert "--nnodes=1:3 with --max-restarts=0" in finding.message
-    assert finding.kind.fix.startswith("torchrun --max-restarts=3")
+    assert finding.kind.fix.startswith("on every host: # --max-restarts 3")
     for job in (
         Job(elastic=(1, 3), max_restarts=3),
         Job(elastic=(1, 3)),  # of an older version: not known

@@ -86,7 +86,7 @@ def test_the_variable_that_decided_is_named() -> None:
     odd = host(port(), road="sockets", NCCL_IB_DISABLE="1")
     found = only(CHECK, cluster(HEALTHY, HEALTHY, odd), "rdma-mixed", hosts=["nd2"])
     assert "NCCL_IB_DISABLE=1" in found.message
-    assert found.fix.startswith("unset NCCL_IB_DISABLE there")
+    assert found.fix.startswith("unset NCCL_IB_DISABLE; or ")
     same = [host(port(), NCCL_IB_HCA="mlx5"), host(port(), NCCL_IB_HCA="mlx5")]
     sick = host(port(state="DOWN"), road="sockets", NCCL_IB_HCA="mlx5")
     found = only(CHECK, cluster(*same, sick), "rdma-mixed", hosts=["nd2"])

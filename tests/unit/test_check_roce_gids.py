@@ -260,7 +260,7 @@ def test_nccl_takes_a_link_local_ipv4_address_before_a_good_one(tmp_path: Path) 
     assert same["picks"]["rows"][0][1:] == [1, "RoCE v2 over IPv4", "169.254.7.3"]
     found = judge(CHECK, cluster(same, same))
     assert {(f.code, f.level) for f in found} == {("roce-gid-missing", Severity.WARN)}
-    assert "NCCL_IB_ADDR_RANGE=<the network of 10.0.0.2>" in found[0].fix
+    assert "NCCL_IB_ADDR_RANGE=ADDRESS (the network of 10.0.0.2)" in found[0].fix
 
 
 def test_an_index_that_names_a_link_local_ipv4_address(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_the_kernel_says_which_of_the_two_would_drop() -> None:
         interfaces=["eth1"],
     )
     assert found.level is Severity.WARN
-    assert found.fix.endswith("or export NCCL_SOCKET_IFNAME==eth0")
+    assert found.fix.endswith("export NCCL_SOCKET_IFNAME='=eth0'")
 
 
 def test_routes_by_source_address_make_both_work() -> None:
@@ -135,10 +135,15 @@ def test_the_kernel_that_drops_a_call_is_named_and_no_firewall() -> None:
         "eth0 192.168.77.2, rp_filter=1: packets from 192.168.77.1 are dropped on arrival, "
         "as answers to it leave by eth9"
     )
-    assert found.fix == (
-        "on nd1 and nd0: sysctl -w net.ipv4.conf.all.rp_filter=2, or export NCCL_SOCKET_IFNAME"
-        "==eth9"
-    )
+    assert [(step.on, step.command, step.undo) for step in found.fix.steps] == [
+        (
+            ("nd1",),
+            "sysctl -w net/ipv4/conf/eth0/rp_filter=2",
+            "sysctl -w net/ipv4/conf/eth0/rp_filter=1",
+        ),
+        (("nd0",), "sysctl -w net/ipv4/conf/all/rp_filter=2", ""),
+    ]
+    assert found.fix.endswith("export NCCL_SOCKET_IFNAME='=eth9'")
     assert causes(made) == {"rp-filter-strict": None, "peer-one-way": "rp-filter-strict"}
 
 

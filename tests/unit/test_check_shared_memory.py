@@ -80,7 +80,7 @@ def test_who_may_mount_is_told_to_make_it_larger_and_a_container_to_be_given_mor
         (step,) = fix(**more).steps
         assert step.command == "mount -o remount,size=50% /dev/shm"
         assert step.undo == "mount -o remount,size=65536k /dev/shm"
-    assert fix(container="docker", may_mount=False).startswith("docker run --shm-size=16g")
+    assert fix(container="docker", may_mount=False).startswith("# docker run --shm-size=16g")
     assert "emptyDir" in fix(container="kubernetes", may_mount=False)
 
 

@@ -57,7 +57,7 @@ def test_a_name_that_does_not_resolve_is_not_recommended() -> None:
         found = only(
             CHECK, shut_out(made, "nd1"), "master-outside-allocation", hosts=["nd0", "nd1"]
         )
-        assert found.fix.startswith("export MASTER_ADDR=nd0 ") is resolves
+        assert found.fix.startswith("on every host: export MASTER_ADDR=nd0;") is resolves
         assert ("scontrol show node nd0 | grep -o 'NodeAddr=[^ ]*'" in found.fix) is not resolves
 
 

@@ -38,14 +38,14 @@ def test_a_bad_variable_is_a_risk() -> None:
     found = only(CHECK, cluster(bad), "temp-dir-unwritable", hosts=["nd1"])
     assert found.level is Severity.WARN
     assert found.message == "TMPDIR=/scratch: Read-only file system (Python uses /tmp instead)"
-    assert found.fix == "export TMPDIR=/tmp; or repair the folder: findmnt -T /scratch"
+    assert found.fix == "export TMPDIR=/tmp; or findmnt -T /scratch (repair the folder)"
     for error, command in (
         ("No space left on device", "df -h"),
         ("Permission denied", "ls -ld"),
     ):
         bad = facts(("TMPDIR", "/a b", error), ("", "/tmp", ""))
         found = only(CHECK, cluster(bad), "temp-dir-unwritable", hosts=["nd1"])
-        assert found.fix.alternatives == (f"repair the folder: {command} '/a b'",)
+        assert found.fix.alternatives == (f"{command} '/a b' (repair the folder)",)
 
 
 def test_a_folder_that_is_missing_is_made_and_a_variable_set_by_whole_commands() -> None:

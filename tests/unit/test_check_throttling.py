@@ -109,7 +109,7 @@ def test_a_host_that_stood_still_most_of_the_time() -> None:
         "limit of 2 CPUs: its CPU time was used up in 150 of 200 periods of 100 ms, so what ran "
         "took about 4 times as long"
     )
-    assert found.fix.startswith("as root: echo max > /sys/fs/cgroup/cpu.max; or fewer threads")
+    assert found.fix.startswith("echo max > /sys/fs/cgroup/cpu.max (as root); or ")
 
 
 def test_what_is_only_slower_is_information() -> None:
@@ -129,18 +129,18 @@ def test_of_several_groups_the_one_that_was_stopped_most() -> None:
     made = cluster(late(*limits), before=(START, {**START, "file": "a.slice/cpu.max"}))
     (found,) = judge(CHECK, made)
     assert found.evidence["limit"]["file"] == "a.slice/cpu.max"
-    assert found.fix.startswith("as root: systemctl set-property --runtime a.slice CPUQuota=")
+    assert found.fix.startswith("systemctl set-property --runtime a.slice CPUQuota= (as root)")
 
 
 @each_row(
     ("file", "container", "fix"),
     [
         ("cpu.max", "kubernetes", 'resources.limits.cpu: "8" in the manifest of the pod'),
-        ("cpu.max", "docker", "docker update --cpus=8 CONTAINER"),
-        ("cpu.max", "podman", "podman update --cpus=8 CONTAINER"),
-        ("system.slice/docker-5f.scope/cpu.max", "docker", "docker update --cpus=8 CONTAINER"),
+        ("cpu.max", "docker", "docker update --cpus=8 NAME"),
+        ("cpu.max", "podman", "podman update --cpus=8 NAME"),
+        ("system.slice/docker-5f.scope/cpu.max", "docker", "docker update --cpus=8 NAME"),
         ("inner/cpu.max", "docker", "echo max > /sys/fs/cgroup/inner/cpu.max"),
-        ("cpu/cpu.cfs_quota_us", "docker", "docker update --cpus=8 CONTAINER"),
+        ("cpu/cpu.cfs_quota_us", "docker", "docker update --cpus=8 NAME"),
         ("cpu/inner/cpu.cfs_quota_us", "docker", "/sys/fs/cgroup/cpu/inner/cpu.cfs_quota_us"),
         ("a.slice/job.service/cpu.max", "", "systemctl set-property --runtime job.service "),
         (
@@ -245,7 +245,7 @@ def test_processes_that_wait_for_memory(limit: Facts, said: str, confidence: Con
     assert (found.level, found.confidence) == (Severity.WARN, confidence)
     assert found.message.startswith("memory.high is 512 MiB, 5")
     assert found.message.endswith(said)
-    assert found.fix == "as root: echo max > /sys/fs/cgroup/memory.high"
+    assert found.fix == "echo max > /sys/fs/cgroup/memory.high (as root)"
 
 
 @each_row(

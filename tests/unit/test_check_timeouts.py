@@ -120,7 +120,7 @@ def test_the_fix_is_that_of_the_layer() -> None:
     found = one(cluster(2000, facts(launcher="accelerate")))
     assert "kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(minutes=50))]" in found.fix
     found = one(cluster(2000, facts(deepspeed=of_deepspeed("0.19.8", 10)), deepspeed=True))
-    assert found.fix.startswith("export DEEPSPEED_TIMEOUT=50 (in minutes) on every host")
+    assert found.fix.startswith("on every host: export DEEPSPEED_TIMEOUT=50 (in minutes")
     assert ".deepspeed_env" in found.fix
     assert "default of DeepSpeed 0.19.8" in found.message
     endless = one(cluster(1e5, facts(deepspeed=of_deepspeed("0.19.8", 10)), deepspeed=True))
@@ -175,7 +175,7 @@ def test_shorter_clocks_that_do_not_run_meanwhile_are_only_told() -> None:
     assert "before torchrun starts" in told[0].message
     # One host needs no rendezvous, and what is not shorter is nothing to tell.
     (heartbeat,) = (f for f in judge(CHECK, cluster(1000, facts())) if f.level is Severity.INFO)
-    assert heartbeat.fix == "export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1500"
+    assert heartbeat.fix == "on every host: export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1500"
     assert judge(CHECK, cluster(480)) == []
 
 

@@ -40,7 +40,7 @@ from nccl_doctor.report.redaction import redact
 from nccl_doctor.report.steps import host_ranges, typed
 from nccl_doctor.toolkit.relaunch import start_with
 from tests.support.clusters import make_cluster
-from tests.support.fixes import steps_of, wrong_lines
+from tests.support.fixes import prose_with_commands, steps_of, wrong_lines
 from tests.support.reports import RUN, kind, made_check, through_json
 from tests.support.rows import each_row
 
@@ -103,6 +103,15 @@ def test_prose_may_have_other_ways_too():
     report = through_json(report_of(Finding(SHUT, "m", Where(hosts=("ux2",)), fix=fix)))
     assert fix_lines(report)[0] == "ask the owner"
     assert fix_lines(report)[-2:] == ["# or on ux2", LET_IN.command]
+
+
+def test_other_ways_of_another_way_stand_beside_it():
+    inner = Fix(LET_IN, alternatives=["wait", Fix(Step("reboot"))])
+    fix = Fix(text="ask the owner", alternatives=[inner, Fix(text="a", alternatives=["b"])])
+    assert fix.alternatives == tuple(
+        Fix(LET_IN) if way == LET_IN.command else Fix(Step("reboot")) if way == "reboot" else way
+        for way in (LET_IN.command, Fix(text="wait"), "reboot", Fix(text="a"), Fix(text="b"))
+    )
 
 
 def test_a_fix_of_many_places_is_said_once():
@@ -213,6 +222,7 @@ def test_every_kind_says_what_a_shell_can_take():
     kinds = [kind for kind, _ in registry.load().kinds.values()]
     assert [kind.code for kind in kinds if wrong_lines(kind.fix)] == []
     assert [kind.code for kind in kinds if re.search(r"<[a-z]|NIC>|\.\.\.", kind.fix)] == []
+    assert [kind.code for kind in kinds if prose_with_commands(kind.fix)] == []
     lines = [
         line for kind in kinds for step in steps_of(kind.fix) for line in (step.command, step.undo)
     ]
@@ -235,6 +245,31 @@ def test_every_kind_says_what_a_shell_can_take():
 def test_lines_that_no_shell_takes_as_they_are_meant(command):
     assert wrong_lines(Fix(Step(command))) == [command]
     assert wrong_lines(Fix(text="t", alternatives=[Fix(Step("true", undo=command))])) == [command]
+
+
+@each_row("words", {
+    "in quotes of code": "look for Xid in `dmesg`",
+    "an option": "give every host the same --key FILE",
+    "a variable": "or export TMPDIR to a folder with room",
+    "a program": "sysctl net.core.somaxconn, or more",
+    "behind a word": "in a container docker run with more",
+}.values())  # fmt: skip
+def test_prose_that_holds_a_command(words):
+    assert prose_with_commands(words) == [words]
+    assert prose_with_commands(Fix(text="t", alternatives=[words])) == [words]
+    assert prose_with_commands(Fix(Step("true", note=words))) == [words]
+    assert prose_with_commands(Fix(Step(words), text=words)) == []
+
+
+@each_row("words", {
+    "a name of a setting": "in a systemd service: LimitNOFILE=65536 in its unit",
+    "a variable": "set the same CUDA_VISIBLE_DEVICES on all hosts",
+    "a launcher": "start with torchrun or deepspeed",
+    "words that are programs": "kill it, mount the disk, and ask for the ip of a docker host",
+    "code": 'init_process_group("nccl")',
+}.values())  # fmt: skip
+def test_prose_that_holds_none(words):
+    assert prose_with_commands(words) == []
 
 
 def test_pages_of_kinds_have_the_commands_as_code():
@@ -365,7 +400,6 @@ def test_ranges_of_hosts(names, words):
     "no step": Fix("x", text="t"),
     "no text": Fix(Step(3), text="t"),
     "no host": Fix(Step("x", on=(1,)), text="t"),
-    "a way of a way": Fix(alternatives=[Fix(text="t", alternatives=["x"])]),
 }.values())  # fmt: skip
 def test_what_a_plugin_may_not_yield(fix):
     with pytest.raises(TypeError, match="fix"):

@@ -74,7 +74,7 @@ def test_eighteen_percent_on_one_link_of_ten_runs():
     )
     assert found.where == Where(links=(("nd0", "nd2"),))
     assert "bandwidth −18 %: 8.2 Gbit/s, the median of 10 earlier runs is" in found.message
-    assert "report diff past/9.json NEW" in found.fix
+    assert "report diff past/9.json NAME" in found.fix
     assert found.evidence["figures"][0]["runs"] == 10
     assert comparison.record["runs"] == [f"run-{day}" for day in range(10, 0, -1)]
 

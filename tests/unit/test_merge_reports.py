@@ -100,7 +100,7 @@ def test_a_host_with_no_failure_of_its_own_is_named_with_doubt():
     merged = merge_reports(parts(cluster, 1), REGISTRY)
     assert roots(merged) == {"host-absent": Where(hosts=("nd1",), ranks=(2, 3))}
     assert merged.root_causes[0].confidence is Confidence.LIKELY
-    assert "--join-timeout" in merged.root_causes[0].fix
+    assert "of the others" in merged.root_causes[0].fix
 
 
 def test_a_host_whose_road_nobody_looked_at_is_not_blamed():

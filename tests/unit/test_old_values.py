@@ -1,4 +1,4 @@
-"""What takes back `export` and `unset` restores the values that the hosts have."""
+"""Undo of `export` and `unset`: it restores the values that the hosts have."""
 
 from __future__ import annotations
 

@@ -62,9 +62,10 @@ def test_a_slow_link_whose_end_has_one_names_it_with_the_command() -> None:
     made = World(4).slow(both("nd0", "nd2")).cluster()
     found = only(judge(CHECK, shaped(made, "nd2", shapers={"eth0": "tbf"})), "link-slow")
     assert found.message.endswith("; tc holds packets back: tbf on eth0")
-    (step,) = found.fix.steps
+    shown, step = found.fix.steps
+    assert (shown.on, shown.shows) == (("nd2",), True)
     assert (step.on, step.command) == (("nd2",), "tc qdisc del dev eth0 root")
-    assert found.fix.alternatives[0].startswith("if it is meant: on nd0: ip route get")
+    assert found.fix.alternatives[0].startswith("on nd0: ip route get")
 
 
 def test_one_of_another_host_or_interface_is_left_alone() -> None:

@@ -21,31 +21,31 @@ SSH_SAYS = {
     ),
     "ssh: connect to host nd1 port 22: Connection refused\r\n": (
         "port 22: Connection refused",
-        "start the ssh server on the host",
+        "systemctl start ssh",
     ),
     "ssh: connect to host nd1 port 2222: Connection timed out": (
         "port 2222: Connection timed out",
-        "`ping nd1`",
+        "ping -c 3 nd1",
     ),
     "ssh: connect to host nd1 port 22: No route to host": (
         "port 22: No route to host",
-        "`ip route get nd1`",
+        "ip route get nd1",
     ),
     "bob@nd1: Permission denied (publickey,password).": (
         "Permission denied (publickey,password)",
-        "`ssh-copy-id bob@nd1`",
+        "ssh-copy-id bob@nd1",
     ),
     "Received disconnect from 1.2.3.4 port 22:2: Too many authentication failures\n"
     "Disconnected from 1.2.3.4 port 22": (
         "Too many authentication failures",
-        "`ssh-copy-id bob@nd1`",
+        "ssh-copy-id bob@nd1",
     ),
     "No ED25519 host key is known for nd1 and you have requested strict checking.\n"
-    "Host key verification failed.": ("Host key verification failed", "`ssh bob@nd1 true` once"),
+    "Host key verification failed.": ("Host key verification failed", "ssh bob@nd1 true (once"),
     "@@@@@@@@@@@\n@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\n@@@@@\n"
     "IT IS POSSIBLE THAT SOMEONE IS DOING SOMETHING NASTY!\nHost key verification failed.": (
         "REMOTE HOST IDENTIFICATION HAS CHANGED",
-        "`ssh-keygen -R nd1`",
+        "ssh-keygen -R nd1",
     ),
     "kex_exchange_identification: Connection closed by remote host\n"
     "Connection closed by 1.2.3.4 port 22": (
@@ -61,8 +61,8 @@ SSH_SAYS = {
         "Bad configuration option: hots",
         "correct the ssh configuration",
     ),
-    "nd1: something new": ("the host: something new", "`ssh -v bob@nd1 true`"),
-    "": ("ssh ended with exit code 255 and printed nothing", "`ssh -v bob@nd1 true`"),
+    "nd1: something new": ("the host: something new", "ssh -v bob@nd1 true"),
+    "": ("ssh ended with exit code 255 and printed nothing", "ssh -v bob@nd1 true"),
 }
 
 
@@ -94,13 +94,13 @@ BECAME = {
                               "nccl_doctor\n"},
         REMOTE_COMMAND_FAILED,
         "exit 1: /opt/python: No module named nccl_doctor",
-        "`/opt/python -m pip install nccl-doctor`",
+        "/opt/python -m pip install nccl-doctor",
     ),
     "no shell": (
         {"code": 1, "stderr": "This account is currently not available.\n"},
         REMOTE_COMMAND_FAILED,
         "exit 1: This account is currently not available.",
-        "`ssh bob@nd1 /opt/python -m nccl_doctor env`",
+        "ssh bob@nd1 /opt/python -m nccl_doctor env",
     ),
     "a crash": (
         {"code": 1, "ready": True, "stderr": f"{MARKER}1\nTraceback (most recent call last):\n"

@@ -15,6 +15,7 @@ from nccl_doctor.judge.history.usual import LEAST, Change, amount, changes, perc
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import Confidence, Finding, Severity
+from nccl_doctor.model.fixes import fill
 from nccl_doctor.model.kinds import (
     BASELINE_SHORT,
     CHECK_BROKE,
@@ -85,7 +86,7 @@ def _slower(numbers: Sequence[Change], words: Sequence[Word], choice: Choice) ->
                 "figures": [_shown(change) for change in each.changes[:_KEPT]],
                 "runs": choice.runs,
             },
-            fix=SLOWER.fix.replace("OLD", file),
+            fix=fill(SLOWER.fix, FILE=file),
             severity=Severity.INFO if each.echo else None,
             confidence=Confidence.POSSIBLE if each.echo else each.confidence,
         )

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from nccl_doctor.launch.ssh.connection import Ended
 from nccl_doctor.launch.ssh.relay import MARKER, MORE
 from nccl_doctor.model.findings import Finding, Kind, Where
+from nccl_doctor.model.fixes import Fix, Step, fill, look, word
 from nccl_doctor.model.kinds import (
     CONFIG_BAD_VALUE,
+    LAUNCHING,
     REMOTE_COMMAND_FAILED,
     RUN_INTERRUPTED,
     SSH_FAILED,
@@ -28,8 +30,8 @@ _NOT_FOUND = (126, 127)
 _USAGE = 2
 _WORDS_MAX = 240
 
-_PHRASES = (  # (in what ssh says, what to do); {to} is the host as ssh is given it, {name} less
-    # the user. The message is what `words` and `more` match: all but the name of the host.
+_PHRASES = (  # (in what ssh says, what to do); ADDRESS is the host as ssh is given it, NAME
+    # less the user. The message is what `words` and `more` match: all but the name of the host.
     (
         r"(?P<words>Could not resolve hostname) [^\s:]+(?P<more>: .*)",
         "correct the name in the hostfile, or give it an address on the host that launches the "
@@ -37,31 +39,43 @@ _PHRASES = (  # (in what ssh says, what to do); {to} is the host as ssh is given
     ),
     (
         r"connect to host \S+ (?P<words>port \d+: Connection refused)",
-        "start the ssh server on the host (`systemctl start ssh`), or set its port in "
-        "~/.ssh/config",
+        Fix(
+            Step("systemctl start ssh", undo="systemctl stop ssh", note="as root"),
+            alternatives=["set the port of its ssh server in ~/.ssh/config"],
+        ),
     ),
     (
         r"connect to host \S+ (?P<words>port \d+: (?:Connection|Operation) timed out)",
-        "check that the host is up (`ping {name}`) and that no firewall drops the port",
+        Fix(
+            look("ping -c 3 NAME", "is the host up?", on=LAUNCHING),
+            alternatives=["see that no firewall drops the port"],
+        ),
     ),
     (
         r"connect to host \S+ (?P<words>port \d+: .*)",
-        "check that the host is up, and the route to it: `ip route get {name}`",
+        Fix(look("ip route get NAME", "is the host up, and this the route?", on=LAUNCHING)),
     ),
     (
         r"(?P<words>REMOTE HOST IDENTIFICATION HAS CHANGED)",
-        "find out why the host key has changed; if the host was reinstalled, `ssh-keygen -R "
-        "{name}`, then `ssh {to} true` once by hand",
+        Fix(
+            Step("# ssh-keygen -R NAME", LAUNCHING, note="if the host was reinstalled"),
+            Step("# ssh ADDRESS true", LAUNCHING, note="once by hand"),
+            alternatives=["find out why the host key has changed"],
+        ),
     ),
     (
         r"(?P<words>Host key verification failed)",
-        "`ssh {to} true` once by hand, and compare the key that ssh shows; or `ssh-keyscan {name} "
-        ">> ~/.ssh/known_hosts`",
+        Fix(
+            Step("# ssh ADDRESS true", LAUNCHING, note="once by hand; compare the key it shows"),
+            alternatives=[Fix(Step("# ssh-keyscan NAME >> ~/.ssh/known_hosts", LAUNCHING))],
+        ),
     ),
     (
         r"(?P<words>Permission denied \(.*\)|Too many authentication failures)",
-        "make the log-in work without a password: `ssh-copy-id {to}`, or load the key into the "
-        "ssh-agent",
+        Fix(
+            Step("# ssh-copy-id ADDRESS", LAUNCHING, note="the log-in then needs no password"),
+            alternatives=["load the key into the ssh-agent"],
+        ),
     ),
     (
         r"(?P<words>[Bb]ad configuration option.*|Bad owner or permissions on .*)",
@@ -70,9 +84,13 @@ _PHRASES = (  # (in what ssh says, what to do); {to} is the host as ssh is given
     (
         r"(?P<words>(?:kex|ssh)_exchange_identification: .*"
         r"|Connection (?:closed|reset) by|Connection timed out during banner exchange)",
-        "read the ssh server's log on the host (`journalctl -u ssh`): it closed the connection; "
-        "possible causes are too many sessions at once (MaxStartups), no memory left, or another "
-        "service on this port",
+        Fix(
+            look("journalctl -u ssh", "why its ssh server closed the connection"),
+            alternatives=[
+                "possible causes: too many sessions at once (MaxStartups), no memory left, or "
+                "another service on this port"
+            ],
+        ),
     ),
 )
 
@@ -106,7 +124,7 @@ def findings(failed: Iterable[Failed], own_words: Sequence[str]) -> list[Finding
     """
     same: dict[_Fault, list[Failed]] = defaultdict(list)
     for one in failed:
-        same[_fault(one)].append(one)
+        same[_fault(one, own_words)].append(one)
     return [
         Finding(
             fault.kind,
@@ -115,13 +133,7 @@ def findings(failed: Iterable[Failed], own_words: Sequence[str]) -> list[Finding
             evidence={"each": [_evidence(one) for one in group]}
             if len(group) > 1
             else _evidence(group[0]),
-            fix=fault.fix.format(
-                to=group[0].to,
-                name=group[0].name,
-                python=own_words[0],
-                program=shlex.join(own_words),
-                file=own_words[-1],
-            ),
+            fix=fill(fault.fix, ADDRESS=group[0].to, NAME=group[0].name),
         )
         for fault, group in same.items()
     ]
@@ -136,7 +148,7 @@ def _evidence(one: Failed) -> Mapping[str, object]:
     }
 
 
-def _fault(one: Failed) -> _Fault:
+def _fault(one: Failed, own_words: Sequence[str]) -> _Fault:
     ended = one.ended
     words = _last_words(one)
     if ended.code is None and not ended.ready:
@@ -156,15 +168,19 @@ def _fault(one: Failed) -> _Fault:
         return _Fault(CONFIG_BAD_VALUE, complaint[1])
     text = f"exit {ended.code}{_said(words)}"
     if ended.code in _NOT_FOUND:
-        fix = "install the same Python environment on the host, so that {python} exists"
+        fix = f"install the same Python environment on the host, so that {own_words[0]} exists"
         return _Fault(REMOTE_COMMAND_FAILED, text, fix)
     if re.search(r"No module named '?nccl_doctor", text):
         return _Fault(
-            REMOTE_COMMAND_FAILED, text, "`{python} -m pip install nccl-doctor` on the host"
+            REMOTE_COMMAND_FAILED,
+            text,
+            Fix(Step(f"{word(own_words[0])} -m pip install nccl-doctor", persists=True)),
         )
     if "can't open file" in text:
-        return _Fault(REMOTE_COMMAND_FAILED, text, "put {file} at the same path on the host")
-    return _Fault(REMOTE_COMMAND_FAILED, text, "run `ssh {to} {program} env`")
+        fix = f"put {own_words[-1]} at the same path on the host"
+        return _Fault(REMOTE_COMMAND_FAILED, text, fix)
+    line = f"ssh ADDRESS {shlex.join(own_words)} env"
+    return _Fault(REMOTE_COMMAND_FAILED, text, Fix(look(line, on=LAUNCHING)))
 
 
 def _refused(one: Failed, words: str) -> _Fault:
@@ -175,7 +191,7 @@ def _refused(one: Failed, words: str) -> _Fault:
             more = found.groupdict().get("more", "")
             return _Fault(SSH_FAILED, found["words"] + more, fix)
     nothing = "ssh ended with exit code 255 and printed nothing"
-    return _Fault(SSH_FAILED, words or nothing, "`ssh -v {to} true`")
+    return _Fault(SSH_FAILED, words or nothing, Fix(look("ssh -v ADDRESS true", on=LAUNCHING)))
 
 
 def _lost(words: str) -> _Fault:

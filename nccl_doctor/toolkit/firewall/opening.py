@@ -154,7 +154,7 @@ def _inserted(hit: Mapping[str, Any], rule: str, shown: str, before: str = "") -
 
 def _without_way_back(hit: Mapping[str, Any], managers: Sequence[str]) -> Step:
     old = hit["tool"] == "iptables" or hit["table"].startswith("ip ")
-    note = "or make answers leave where packets arrive: " + ("ip -4 rule" if old else "ip -6 rule")
+    note = "or make answers leave where packets arrive, by rules of routing"
     if "firewalld" not in managers or old:
         step = remove_rule(hit)
         return Step(step.command, undo=step.undo, note=note)

@@ -10,6 +10,9 @@ from nccl_doctor.model.fixes import Fix, Step, look
 # container, a library on a file server that is gone (nothing is known then: `ends`); a busy host,
 # and GPUs that wake one after the other (likely); a library that crashes at every GPU; a reset, a
 # diagnosis or a new driver under way (`in_service`); a rank that works with the GPU all the same.
+BUNDLE = Fix(look("nccl-doctor report bundle FILE", "has what is needed to fix nccl-doctor"))
+"""What to do where the state of a GPU cannot be read."""
+
 GPU_LOST = Kind(
     "gpu-lost",
     Layer.DEVICE,

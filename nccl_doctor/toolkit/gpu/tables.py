@@ -9,6 +9,7 @@ import functools
 import re
 from dataclasses import dataclass
 
+from nccl_doctor.toolkit.advice import fix_of
 from nccl_doctor.toolkit.tables import read_table
 
 MEASURES = {
@@ -96,7 +97,10 @@ def _errors() -> tuple[tuple[tuple[re.Pattern[str], ...], GpuError], ...]:
         (
             tuple(re.compile(each) for each in row["fragments"]),
             GpuError(
-                row["means"], row["ask"], row.get("healthy", False), row.get("hardware", False)
+                row["means"],
+                fix_of(row["ask"]),
+                row.get("healthy", False),
+                row.get("hardware", False),
             ),
         )
         for row in read_table(__package__, "gpuerrors.toml")["error"]

@@ -9,6 +9,7 @@ import functools
 import re
 from dataclasses import dataclass
 
+from nccl_doctor.toolkit.advice import fix_of
 from nccl_doctor.toolkit.gpu.tables import gpu_error
 from nccl_doctor.toolkit.tables import read_table
 
@@ -58,7 +59,7 @@ def _rows() -> tuple[tuple[tuple[re.Pattern[str], ...], bool, Meaning], ...]:
         (
             tuple(re.compile(each) for each in row["fragments"]),
             row.get("later", False),
-            Meaning(row["means"], row["ask"], row.get("of_another", False)),
+            Meaning(row["means"], fix_of(row["ask"]), row.get("of_another", False)),
         )
         for row in data["error"]
     )

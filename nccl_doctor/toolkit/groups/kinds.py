@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nccl_doctor.model.findings import Kind, Layer
-from nccl_doctor.model.fixes import Fix, Step, look
+from nccl_doctor.model.fixes import Fix, On, Step, look
 
 _LONG_WAIT = "the job would wait in its first collective until the time-out of the process group"
 
@@ -98,8 +98,10 @@ ONCE = {
     "title": "A group failed or hung once, and worked when it was tried again",
     "why": "what happens now and then would stop the job sooner or later; a busy host may cause "
     "it as well",
-    "fix": "run again, with --level full; look at the hosts of the group for load, and at their "
-    "links for errors",
+    "fix": Fix(
+        Step("# --level full", On.EVERY, note="run again with it"),
+        alternatives=["look at the hosts of the group for load, and at their links for errors"],
+    ),
 }
 """Words of a variant of any of these kinds, where it did not happen again."""
 

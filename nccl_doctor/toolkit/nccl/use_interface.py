@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.model.fixes import On, Step, export
+from nccl_doctor.model.fixes import Fix, On, Step, export
 
 
 def use_interface(name: str = "", *, nccl: bool = True, gloo: bool = True) -> Step:
@@ -19,3 +19,7 @@ def use_interface(name: str = "", *, nccl: bool = True, gloo: bool = True) -> St
         return step
     note = "with the name of the interface that leads to the other hosts"
     return Step(f"# {step.command}", On.EVERY, note=note)
+
+
+CHOOSE = Fix(use_interface())
+"""The fix where the name of the right interface is not known."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.model.fixes import Fix, Step, word
+from nccl_doctor.model.fixes import Fix, Step, look, word
 from nccl_doctor.model.json_node import Node
 
 SHAPING = ("netem", "tbf", "htb", "hfsc", "cbq", "cake")
@@ -94,8 +94,12 @@ def without_shapers(found: Iterable[tuple[str, str, str]], other: str) -> Fix:
         Step(
             f"tc qdisc del dev {word(nic)} root",
             on=(host,),
-            note=f"note down first what it is: tc -s qdisc show dev {word(nic)}",
         )
         for host, nic, _ in found
     )
-    return Fix(*steps, alternatives=[Fix(text=f"if it is meant: {other}")])
+    noted = (
+        look(f"tc -s qdisc show dev {word(nic)}", "note down first what it is", on=(host,))
+        for host, nic, _ in found
+    )
+    meant = Fix(*other.steps) if isinstance(other, Fix) and other.steps else f"else: {other}"
+    return Fix(*noted, *steps, alternatives=[meant])

@@ -9,7 +9,7 @@ from typing import Any
 
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import Confidence, Finding, Kind, Severity, Where
-from nccl_doctor.model.fixes import Fix, Step, fill, word
+from nccl_doctor.model.fixes import Fix, On, Step, fill, word
 from nccl_doctor.toolkit.blame import blame_links
 from nccl_doctor.toolkit.hosts import link_names, sides_in_words
 from nccl_doctor.toolkit.kernel_waits import CAUSES, cause_of
@@ -78,11 +78,13 @@ def broken(path: str, hosts: Hosts, labels: Labels, usual: str, option: str) -> 
 
 
 def mount_line(well: Hosts, seats: Iterable[int]) -> str:
-    """Command that mounts the network file system of these hosts; empty where they have none."""
+    """The fix that mounts the network file system of these hosts; empty where they have none."""
     for seat in sorted(seats):
         facts = well[seat]
         if is_network(facts["type"]):
-            return f"mount -t {facts['type']} {facts['source']} {facts['mount']}"
+            what, where = word(str(facts["source"])), word(str(facts["mount"]))
+            line = f"mount -t {word(str(facts['type']))} {what} {where}"
+            return Fix(Step(line, undo=f"umount {where}"))
     return ""
 
 
@@ -133,7 +135,7 @@ def _failed(path: str, facts: Facts, where: Where, usual: str, option: str) -> F
     elif kind in (kinds.READ_ONLY, kinds.STALE):
         fix = fill(kind.fix, MOUNT=place)
     if kind in (kinds.NOT_WRITABLE, kinds.READ_ONLY) and option:
-        other = Fix(text=f"if the job only reads there: {option}")
+        other = Fix(Step(f"# {option}", On.EVERY, note="if the job only reads there"))
         steps = fix.steps if isinstance(fix, Fix) else ()
         fix = Fix(*steps, alternatives=[other])
     return Finding(kind, message, where, evidence_of(facts), fix=fix)
@@ -141,11 +143,11 @@ def _failed(path: str, facts: Facts, where: Where, usual: str, option: str) -> F
 
 def _to_have(path: str, usual: str, writes: bool) -> str:
     """The fix for a path that is not there: as other hosts mount it, or made anew."""
-    mount = [Fix(Step(usual))] if usual else []
+    mount = [usual] if usual else []
     if not writes:
         return mount[0] if mount else "create it"
     steps = (Step(f"mkdir -p {word(path)}", undo=f"rmdir {word(path)}", persists=True),)
-    ways = [*mount, Fix(*steps)]
+    ways = [*(each for each in mount if isinstance(each, Fix)), Fix(*steps)]
     return Fix(*ways[0].steps, alternatives=[*ways[1:], Fix(text="correct the option")])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from nccl_doctor.model.cluster import Cluster, Host
 from nccl_doctor.model.findings import Confidence, Finding, Severity, Where
+from nccl_doctor.toolkit.advice import fix_of
 from nccl_doctor.toolkit.shared_kinds import TIMEOUT_TOO_SHORT
 from nccl_doctor.toolkit.timeouts.waits import Settings, Wait, waits
 from nccl_doctor.toolkit.variables.table import table
@@ -133,8 +134,8 @@ def _fix(seen: _Seen, first: Wait, load_s: float) -> str:
         typed += "; the deepspeed launcher passes it to other hosts only from .deepspeed_env"
     elif seen.launcher == "accelerate":
         inner = wait.fix(_ROOM * load_s).partition("init_process_group")[2]
-        typed += f", or Accelerator(kwargs_handlers=[InitProcessGroupKwargs{inner}])"
-    return f"{typed}; or {before}"
+        typed += f"; or Accelerator(kwargs_handlers=[InitProcessGroupKwargs{inner}])"
+    return fix_of(f"{typed}; or {before}")
 
 
 def _other_clocks(seen: _Seen, load_s: float) -> Iterator[Finding]:
@@ -153,7 +154,7 @@ def _other_clocks(seen: _Seen, load_s: float) -> Iterator[Finding]:
             f"{seconds(load_s)} that rank 0 works alone; it matters only if {_WHERE[clock]}",
             Where(hosts=(seen.host.label,)),
             _evidence(seen, load_s),
-            wait.fix(_ROOM * load_s),
+            fix_of(wait.fix(_ROOM * load_s)),
             Severity.INFO,
             Confidence.POSSIBLE,
         )

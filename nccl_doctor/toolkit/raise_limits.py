@@ -1,0 +1,87 @@
+"""Fixes for limits of processes and memory, by who sets them. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nccl_doctor.model.fixes import Fix, Step
+
+
+def _for_logins(item: str, value: str) -> Fix:
+    file = f"/etc/security/limits.d/90-{item}.conf"
+    return Fix(
+        Step(
+            f"# echo '* - {item} {value}' >> {file}",
+            undo=f"# rm {file}",
+            note="for logins, as root; then log in again",
+            persists=True,
+        )
+    )
+
+
+def more_files(number: int, soft: int | None = None, *, allowed: bool = True) -> Fix:
+    """The fix for too few open files.
+
+    Args:
+        number: how many there are to be.
+        soft: the limit now.
+        allowed: whether the hard limit lets a user have as many.
+    """
+    ways = [
+        _for_logins("nofile", str(number)),
+        Fix(text=f"in a systemd service: LimitNOFILE={number} in its unit"),
+        Fix(Step(f"# docker run --ulimit nofile={number}")),
+    ]
+    if not allowed:
+        return Fix(*ways[0].steps, alternatives=ways[1:])
+    here = Step(f"ulimit -n {number}", undo=f"ulimit -n {soft}" if soft is not None else "")
+    return Fix(here, alternatives=ways)
+
+
+LOCK_MORE = Fix(
+    Step("ulimit -l unlimited"),
+    alternatives=[
+        Fix(Step("# docker run --ulimit memlock=-1")),
+        Fix(Step("# docker run --cap-add=IPC_LOCK")),
+        "in a systemd service: LimitMEMLOCK=infinity in its unit",
+        _for_logins("memlock", "unlimited"),
+    ],
+)
+LOCK_MORE_ROOTLESS = Fix(
+    replace(_for_logins("memlock", "unlimited").steps[0], note="on the host; then log in again"),
+    Step("# podman run --ulimit memlock=-1", note="then start the container in that way"),
+    alternatives=["where a service starts it: LimitMEMLOCK=infinity in the unit of the service"],
+)
+"""Root of a user namespace cannot raise the hard limit of the user who started it."""
+MORE_PROCESSES = Fix(
+    Step("ulimit -u unlimited"),
+    alternatives=[
+        _for_logins("nproc", "unlimited"),
+        "in a systemd service: LimitNPROC=infinity in its unit",
+    ],
+)
+MORE_TASKS = Fix(
+    Step("# docker run --pids-limit=-1"),
+    alternatives=[
+        "in a systemd service: TasksMax=infinity in its unit",
+        "in Kubernetes: podPidsLimit of the kubelet",
+    ],
+)
+"""Where a control group limits them, and no limit of the user."""
+MORE_PROCESSES_OR_TASKS = Fix(*MORE_PROCESSES.steps, alternatives=[MORE_TASKS])
+MORE_MEMORY = Fix(
+    Step("# docker run --memory=SIZE"),
+    alternatives=[
+        Fix(Step("# srun --mem=SIZE", note="Slurm")),
+        "in Kubernetes: more of resources.limits.memory",
+        "start fewer ranks on the host",
+    ],
+)
+NO_HIGH = Fix(
+    Step(
+        "# systemctl set-property --runtime NAME MemoryHigh=infinity",
+        note="as root; NAME is the unit",
+    ),
+    alternatives=[Fix(Step("# srun --mem=SIZE", note="Slurm")), *MORE_MEMORY.alternatives[1:]],
+)
+"""Where memory.high slows processes down."""
