@@ -67,6 +67,7 @@ MASTER_OUTSIDE_ALLOCATION = Kind(
     why="No rank runs on a login node: the store is not served there, and every rank waits.",
     fix=Fix(_FIRST),
 )
+_MORE = "more hosts for the job"
 NNODES_BEYOND = Kind(
     code="nnodes-beyond-allocation",
     layer=Layer.LAUNCH,
@@ -75,7 +76,7 @@ NNODES_BEYOND = Kind(
     "time-out.",
     fix=Fix(
         Step("# --nnodes=$SLURM_NNODES", On.EVERY),
-        alternatives=[Fix(Step("# sbatch --nodes NODES", note="more hosts for the job"))],
+        alternatives=[Fix(Step("# sbatch --nodes NODES", note=_MORE))],
     ),
 )
 LOOK_UP_S = 2.0
@@ -166,7 +167,7 @@ def _beyond(cluster: Cluster) -> Iterator[Finding]:
     if beyond and all(each == lists[0] for each in lists):
         fix = Fix(
             *start_with(firsts, "nnodes", len(listed), On.EVERY),
-            alternatives=[f"ask for more hosts: sbatch --nodes={cluster.nnodes}"],
+            alternatives=[Fix(Step(f"# sbatch --nodes {cluster.nnodes}", note=_MORE))],
         )
         yield Finding(
             NNODES_BEYOND,
