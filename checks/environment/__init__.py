@@ -195,7 +195,8 @@ class Environment(Check):
         for each in judge_variables(cluster, self.name):
             problem = each.problem
             hosts = each.where.hosts
-            if hosts and all((problem.variable, host) in too_short for host in hosts):
+            is_short = hosts and problem.code == TIMEOUT_TOO_SHORT.code
+            if is_short and all((problem.variable, host) in too_short for host in hosts):
                 continue  # `timeouts` measures it against more than a limit
             yield Finding(
                 kinds[problem.code],

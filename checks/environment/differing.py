@@ -128,7 +128,7 @@ def _apart(seen: Seen, level: Severity, whole: bool, difference: Difference) -> 
         good = next(view for seat, (_, view) in seen.items() if seat not in odd)
         others = ", ".join(_phrase(good, name) for name in names)
         message = f"{', '.join(_phrase(first, name) for name in names)}; elsewhere {others}"
-        fix = all_of(*(_as_elsewhere(first, good, name) for name in names))
+        fix = all_of(*(as_elsewhere(first, good, name) for name in names))
     hint = _not_forwarded(seen, names)
     return Placed(
         Problem(
@@ -166,7 +166,8 @@ def _and(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _as_elsewhere(odd: View, good: View, name: str) -> Fix:
+def as_elsewhere(odd: View, good: View, name: str) -> Fix:
+    """The fix by which odd ranks get a variable as the others have it."""
     text = good.text(name)
     mine, other = {*_names(odd, name)}, {*_names(good, name)}
     if table().variables[name].rails and mine and other and not mine & other:

@@ -195,6 +195,7 @@ def _value(view: View, row: Variable, text: str) -> Iterator[Problem]:
             view.bounded(row, Severity.FAIL if raises else Severity.WARN),
             # The check of interfaces finds the same, with the interfaces that there are.
             explained_by="interface-missing" if row.name == "GLOO_SOCKET_IFNAME" else None,
+            variable=row.name,
         )
         return
     if row.deprecated_by and view.is_set(row.deprecated_by):

@@ -30,7 +30,7 @@ class Problem:
     """A problem of one rank's variables, which becomes a finding of the same code.
 
     Equal problems of several ranks are one finding, so nothing here may depend on the rank.
-    `variable` is the one whose limit it is about, if any.
+    `variable` is the one whose value or limit it is about, if any.
     """
 
     code: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -156,8 +157,7 @@ def unusable(view: View, views: Sequence[View]) -> Iterator[Finding]:
             severity=Severity.INFO,  # torch asks again until its time-out
         )
     elif not view.answers:
-        known = [a for other in views for a in other.answers if not is_loopback(a)]
-        address = known[-1] if known else serves
+        address = _answer_elsewhere(views, master) or serves
         fix = f"add rank 0's host to /etc/hosts here: ADDRESS {name}"
         nodes = slurm_hosts(view.rank.env.get("SLURM_JOB_NODELIST", ""))
         if name in nodes and _PLAIN.fullmatch(name):
@@ -249,6 +249,17 @@ def _add_line(line: str) -> Step:
     # A container has the file as a mount, which `sed -i` cannot replace.
     undo = f"LEFT=$(grep -vxF '{line}' /etc/hosts); printf '%s\\n' \"$LEFT\" > /etc/hosts"
     return Step(f'echo "{line}" >> /etc/hosts', undo=undo, persists=True)
+
+
+def _answer_elsewhere(views: Sequence[View], master: View | None) -> str:
+    """The address of rank 0's host to which MASTER_ADDR resolves elsewhere: its own, or one by which
+    somebody got in; empty if there is none.
+    """
+    answers = Counter(a for view in views for a in view.answers if not is_loopback(a))
+    led_in = {a for view in views for a in view.answers if view.got_in}
+    usual = [a for a, _ in answers.most_common()]
+    own = [a for a in usual if master is None or master.owns(a)]
+    return next(iter([*own, *(a for a in usual if a in led_in)]), "")
 
 
 def _master(views: Sequence[View]) -> View | None:

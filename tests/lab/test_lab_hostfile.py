@@ -87,7 +87,7 @@ def test_a_key_that_is_not_let_in(ssh: Ssh) -> None:
     ssh.serve("nd0")
     ssh.serve("nd1", keys="/dev/null")
     fix = check_refused(ssh.run(), "Permission denied (publickey)")
-    assert "`ssh-copy-id nd1`" in fix
+    assert "ssh-copy-id nd1 (" in fix
 
 
 @pytest.mark.wide

@@ -280,3 +280,16 @@ def test_workers_of_ray_have_the_environment_of_ray_start() -> None:
         ("nd1",),
         "export NCCL_ALGO=Ring before Ray starts, or put it into env_vars of the job's runtime_env",
     )
+
+
+def test_a_bad_value_on_one_host_gets_what_most_hosts_have() -> None:
+    bad = {"NCCL_IB_DISABLE": "true"}
+    cases: list[tuple[list[Env], str]] = [
+        ([{}, bad, {}], "unset NCCL_IB_DISABLE"),
+        ([{"NCCL_IB_DISABLE": "0"}, bad, {"NCCL_IB_DISABLE": "0"}], "export NCCL_IB_DISABLE=0"),
+        ([{}, bad], "export NCCL_IB_DISABLE=1"),
+        ([bad, bad, {}], "export NCCL_IB_DISABLE=1"),
+    ]
+    for envs, command in cases:
+        (found,) = (each for each in judge(envs) if each.code == "env-bad-value")
+        assert [step.command for step in found.fix.steps] == [command]

@@ -266,7 +266,7 @@ def test_damaged_packets_at_the_other_end_explain_nothing() -> None:
 
 
 STEPS = ({"step": "init_process_group", "at_s": 0.0}, {"step": "all_reduce", "at_s": 1.0})
-HUNG = Outcome(OutcomeStatus.HUNG, breadcrumbs=STEPS, state="S")
+HUNG = Outcome(OutcomeStatus.HUNG, breadcrumbs=STEPS, state="S", duration_s=20.0)
 GOOD = Outcome(OutcomeStatus.OK, breadcrumbs=STEPS, facts={"steps": [], "wrong": []})
 
 

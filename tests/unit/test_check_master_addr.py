@@ -119,6 +119,14 @@ def test_unresolvable_on_one_host_blames_that_host_and_knows_the_line_to_add():
     assert step.undo.startswith(f"LEFT=$(grep -vxF '{ND0} nd0' /etc/hosts); ")
 
 
+def test_the_line_to_add_holds_no_stale_answer_of_another_host():
+    stale = facts("nd2", "192.168.77.99")
+    seen = {"nd0": facts("nd0"), "nd1": facts("nd1", master=look("nd0"), reverse=[]), "nd2": stale}
+    findings = judged(cluster_of(seen, complete=False))
+    (found,) = (each for each in findings if each.code == "addr-unresolvable")
+    assert found.fix.steps[0].command == f'echo "{ND0} nd0" >> /etc/hosts'
+
+
 def test_slurm_reaches_a_node_whose_name_does_not_resolve():
     seen = facts("nd1", master=look("nd0"), reverse=[])
     env = {rank: {"SLURM_JOB_NODELIST": "nd[0-1]"} for rank in (2, 3)}

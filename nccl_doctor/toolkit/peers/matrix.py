@@ -215,7 +215,7 @@ class Sorted:
     working: Mapping[Pair, PeerCall] = field(default_factory=dict)
 
     def blame(self, explained: Set[Pair] = frozenset()) -> LinkBlame[int]:
-        """What comparison blames for the bad pairs, but those that something else explains."""
+        """Blame for the bad pairs, by comparison, without those that something else explains."""
         return blame_links(self.tested - explained, self.bad - explained)
 
     @property
