@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from dataclasses import replace
 
-from nccl_doctor.api import Cluster, Fix, Where, place_of
+from nccl_doctor.api import Cluster, Where, place_of
 from nccl_doctor.toolkit.variables.table import table
 
 from .differing import as_elsewhere, differing

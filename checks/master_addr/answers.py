@@ -252,8 +252,8 @@ def _add_line(line: str) -> Step:
 
 
 def _answer_elsewhere(views: Sequence[View], master: View | None) -> str:
-    """The address of rank 0's host to which MASTER_ADDR resolves elsewhere: its own, or one by which
-    somebody got in; empty if there is none.
+    """The address of rank 0's host to which MASTER_ADDR resolves elsewhere: its own, or one that
+    led somebody there; empty if there is none.
     """
     answers = Counter(a for view in views for a in view.answers if not is_loopback(a))
     led_in = {a for view in views for a in view.answers if view.got_in}
