@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import selectors
 import socket
 import time
 from dataclasses import asdict, dataclass
@@ -76,27 +78,92 @@ def dial(
 
     Returns: the result, and the connected socket (blocking, timeout `timeout_s`) or None.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    started = time.monotonic()
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.settimeout(timeout_s)
-    try:
-        if origin is not None:
-            hold_to(sock, origin)
-        ask_for_message(sock)
-        sock.connect((address, port))
-    except TimeoutError as error:
-        sock.close()
-        took = time.monotonic() - started
-        return Dial("dropped", error.errno or errno.ETIMEDOUT, "no answer", took), None
-    except OSError as error:
-        took = time.monotonic() - started
-        with sock:
-            said = message(sock)
-        outcome = _outcome(error.errno or 0, address, took, said, held=origin is not None)
-        return Dial(outcome, error.errno, str(error), took, said), None
-    ask_for_message(sock, wanted=False)
-    return Dial("connected", None, "", time.monotonic() - started), sock
+    (only,), sock = dial_twice(address, port, timeout_s, None, origin)
+    return only, sock
+
+
+def dial_twice(
+    address: str,
+    port: int,
+    timeout_s: float,
+    pause_s: float | None,
+    origin: Origin | None = None,
+) -> tuple[list[Dial], socket.socket | None]:
+    """The same, with a second attempt beside the first one if that has no answer after `pause_s`
+    seconds (None: without one): as many packets in half the time. `timeout_s` is for each of them.
+
+    Returns: the results in the order in which they came, without one that another one's connection
+    made needless; and the connected socket or None.
+    """
+    first = _Attempt(address, port, origin)
+    ended: list[Dial] = []
+    again_at = None if pause_s is None else first.started + pause_s
+    with selectors.PollSelector() as waiting:  # unlike epoll it takes no descriptor
+        under_way = {first}
+        waiting.register(first.sock, selectors.EVENT_WRITE, first)
+        while under_way:
+            now = time.monotonic()
+            if again_at is not None and now >= again_at:
+                again_at = None
+                with contextlib.suppress(OSError):  # no descriptor is left: one has to do
+                    second = _Attempt(address, port, origin)
+                    under_way.add(second)
+                    waiting.register(second.sock, selectors.EVENT_WRITE, second)
+            until = min(each.started + timeout_s for each in under_way)
+            wake_at = until if again_at is None else min(until, again_at)
+            ready = {key.data for key, _ in waiting.select(max(0.0, wake_at - now))}
+            now = time.monotonic()
+            for each in [*under_way]:
+                if each not in ready and now < each.started + timeout_s:
+                    continue
+                waiting.unregister(each.sock)
+                under_way.remove(each)
+                ended.append(each.end(is_ready=each in ready))
+                if ended[-1].outcome == "connected":
+                    for other in under_way:
+                        other.sock.close()
+                    each.sock.settimeout(timeout_s)
+                    return ended, each.sock
+    return ended, None
+
+
+class _Attempt:
+    """One attempt under way.
+
+    Raises:
+        OSError: there is no socket.
+    """
+
+    def __init__(self, address: str, port: int, origin: Origin | None) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self.address = address
+        self.is_held = origin is not None
+        self.started = time.monotonic()
+        self.sock = socket.socket(family, socket.SOCK_STREAM)
+        self.sock.setblocking(False)
+        try:
+            if origin is not None:
+                hold_to(self.sock, origin)
+            ask_for_message(self.sock)
+            self.number = self.sock.connect_ex((address, port))
+        except OSError as error:
+            self.number = error.errno or errno.EIO
+
+    def end(self, *, is_ready: bool) -> Dial:
+        """The result; it closes the socket unless that is connected."""
+        number = self.number
+        if is_ready and number == errno.EINPROGRESS:
+            number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        took = time.monotonic() - self.started
+        if number == 0:
+            ask_for_message(self.sock, wanted=False)
+            return Dial("connected", None, "", took)
+        with self.sock:
+            if number in (errno.EINPROGRESS, errno.ETIMEDOUT):
+                return Dial("dropped", errno.ETIMEDOUT, "no answer", took)
+            said = message(self.sock)
+        outcome = _outcome(number, self.address, took, said, held=self.is_held)
+        return Dial(outcome, number, str(OSError(number, os.strerror(number))), took, said)
 
 
 def _outcome(number: int, address: str, took_s: float, said: Icmp | None, *, held: bool) -> str:

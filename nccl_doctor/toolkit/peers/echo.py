@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from nccl_doctor.toolkit.net.dial import Origin, dial
+from nccl_doctor.toolkit.net.dial import Origin, dial_twice
 from nccl_doctor.toolkit.net.interfaces import is_link_local
 from nccl_doctor.toolkit.peers.burst import connect_many
 from nccl_doctor.toolkit.peers.calm import Calm, exchange
@@ -39,6 +39,8 @@ ACK_BYTES = 1 << 14
 DIAL_S = 1.3
 """Each of two dials sends its SYN at 0 and 1 s (the kernel's next one is due at 3 s): four packets,
 each answered within a round trip, and no longer wait than needed."""
+PAUSE_S = 0.3
+"""The second dial begins so long after the first one, if that has no answer yet."""
 STALL_S = 3.0
 """No progress for this long is a stall: time for four retransmissions (0.2, 0.4, 0.8, 1.6 s)."""
 LARGE_S = 8.0
@@ -50,7 +52,6 @@ LARGE_MARK = b"L"
 _MOST_GROUPS, _LEAST_GROUPS = 800, 6
 """Groups of small segments in all calls of one host together, which cost it a fifth of a
 millisecond each; and in one call, however many there are."""
-_PAUSE_S = 0.3
 _LOST = 2
 """So many lost small segments show that the road loses packets of every size."""
 _CRAWLS = 0.05
@@ -129,17 +130,21 @@ class Talk:
     burst: int = 0
 
 
-def call(
-    door: Door, dial_s: float = DIAL_S, origin: Origin | None = None, talk: Talk = Talk()
-) -> Call:
+def call(door: Door, origin: Origin | None = None, talk: Talk = Talk()) -> Call:
     """Call one listener (`origin` as of `dial`); never raises OSError."""
+    return _tried(door, origin, talk)[-1]
+
+
+def _tried(door: Door, origin: Origin | None, talk: Talk) -> list[Call]:
+    """The result of a call, last; before it that of a dial for which a second one was made."""
     started = time.monotonic()
     try:
-        dialled, sock = dial(door.address, door.port, dial_s, origin)
+        dials, sock = dial_twice(door.address, door.port, DIAL_S, PAUSE_S, origin)
     except OSError as error:  # no socket to be had: no such family, or no descriptor left
-        return Call("error", str(error), time.monotonic() - started)
+        return [Call("error", str(error), time.monotonic() - started)]
+    made = [Call(d.outcome, d.detail, d.duration_s) for d in dials if d.outcome != "connected"]
     if sock is None:
-        return Call(dialled.outcome, dialled.detail, dialled.duration_s)
+        return made
     with sock:
         result = _hold(sock, door, talk)
     # Where a segment is lost, so would a new connection be: none of them for want of a limit.
@@ -147,10 +152,10 @@ def call(
     if talk.burst and is_good and origin is None:
         stood = _burst(door, talk.burst)
         if stood < talk.burst:
-            time.sleep(_PAUSE_S)
+            time.sleep(PAUSE_S)
             stood = max(stood, _burst(door, talk.burst))
         result = replace(result, wanted=talk.burst, stood=stood)
-    return replace(result, duration_s=time.monotonic() - started)
+    return [*made, replace(result, duration_s=time.monotonic() - started)]
 
 
 def _burst(door: Door, count: int) -> int:
@@ -347,9 +352,9 @@ def call_all(
         made: list[Call] = []
         while len(made) < 2 and time.monotonic() < end and not (made and made[-1].outcome == "ok"):
             if made:
-                time.sleep(_PAUSE_S)
-            made.append(call(door, origin=origin, talk=one))
-        return made
+                time.sleep(PAUSE_S)
+            made += _tried(door, origin, one)
+        return made[-2:]
 
     if not doors:
         return []
