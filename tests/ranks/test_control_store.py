@@ -41,6 +41,8 @@ def free_port() -> int:
 @pytest.fixture
 def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
     """(port, process id) of a store."""
+    import torch.distributed  # noqa: F401  # on a busy host it takes longer than a store is waited for
+
     monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
     port = free_port()
@@ -417,6 +419,7 @@ def test_one_of_a_crowd_hears_at_once_and_asks_hardly_ever(door: tuple[int, int]
 
 _PATIENT = """
 import sys
+import torch.distributed  # before the store is waited for
 from tests.ranks.test_control_store import StoreTimeout, connect
 
 box = connect(int(sys.argv[1]))
