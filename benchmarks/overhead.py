@@ -122,6 +122,7 @@ def measure(hosts: int, nproc: int, pairs: int) -> Measured:
     """Let both commands take turns on a healthy cluster, then try the faults."""
     found = Measured(hosts, nproc)
     with Lab(tuple(f"nd{number}" for number in range(hosts))) as lab:
+        lab.fresh = True  # both import torch, as a user's would
         script = lab.folder / "bare.py"
         script.write_text(_BARE)
         doctor = ["-m", "nccl_doctor", "run", "--backend", "gloo", *_OPTIONS]
@@ -135,6 +136,7 @@ def measure(hosts: int, nproc: int, pairs: int) -> Measured:
             print(f"{pair + 1:4}  {took:8.2f}  {bare:6.2f}  {took / bare:5.2f}", flush=True)
     for case in faults_of(hosts, nproc) if hosts >= WITH_FAULTS else ():
         with Lab(case.names) as lab:
+            lab.fresh = True
             scene = prepare(case, lab)
             run = lab.torchrun_doctor(
                 *_OPTIONS,
