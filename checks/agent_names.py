@@ -42,7 +42,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -65,7 +65,7 @@ from nccl_doctor.api import (
     spans_machines,
     word,
 )
-from nccl_doctor.toolkit.c10d import rendezvous_of
+from nccl_doctor.toolkit.c10d import AGENT_NAMES, NAMES, first_agent, rendezvous_of
 from nccl_doctor.toolkit.hosts import some_of
 from nccl_doctor.toolkit.net.interfaces import is_loopback
 from nccl_doctor.toolkit.net.names import PATIENT_S, LookUp, full_name, look_up
@@ -90,7 +90,7 @@ LATER_MISLEADS = AGENT_NAME_MISLEADS.variant(
     why="After a restart another agent may be the first, and its name becomes MASTER_ADDR of all "
     "ranks: where it leads nowhere, they do not find rank 0.",
 )
-ROUND = "names"
+ROUND = NAMES
 _SILENT = "gets no answer from the resolver"
 LOOK_UP_S = 4.0
 _ALL = 64
@@ -101,10 +101,25 @@ _AT_ONCE = 16
 _REST_S = 0.5
 
 
+class _Answer(TypedDict):
+    answers: list[str]
+    error: str
+
+
+class AgentNameFacts(_Answer):
+    """Facts that `observe` returns; other checks read them."""
+
+    name: str
+    first: str
+    silent: bool
+    later: list[dict[str, Any]]
+    left_out: int
+
+
 class AgentNames(Check):
     """Exchanges the names of the agents, and looks up the first."""
 
-    name = "agent_names"
+    name = AGENT_NAMES
     layer = Layer.NAME
     cost = "seconds"
     instant_when_answered = True
@@ -123,7 +138,7 @@ class AgentNames(Check):
             raise Skip("no agents of a c10d rendezvous are to meet")
         return (Round(ROUND, (seats,), PATIENT_S + 3 * LOOK_UP_S, may_shrink=True),)
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> AgentNameFacts:
         """`name` of the agent of this host, `first` of all names, and `answers` for it here.
         `later`: others of the names, each `name` with its answers; `left_out`: how many more there
         are, which this host did not look up, or got no answer for in time.
@@ -163,12 +178,11 @@ class AgentNames(Check):
             for each in cluster.evidence(self.name, ROUND)
             if each.outcome.facts
         ]
+        owner = first_agent(cluster)
         first = min((str(facts["first"]) for _, facts in told), default="")
         seen = [(host, facts) for host, facts in told if facts["first"] == first]
-        owners = [host for host, facts in seen if facts["name"] == first]
-        if not owners or len(seen) < 2:
+        if owner is None or len(seen) < 2:
             return
-        owner = owners[0]
         wrong = {
             host.label: words
             for host, facts in seen
@@ -217,7 +231,7 @@ def others_of(name: str, names: Sequence[str]) -> Sequence[str]:
     return [later[(at + turn * step) % len(later)] for turn in range(_SOME)]
 
 
-def _answer(found: LookUp) -> dict[str, Any]:
+def _answer(found: LookUp) -> _Answer:
     return {"answers": list(found.answers), "error": found.error}
 
 

@@ -21,11 +21,12 @@ chain), or `iptables -I INPUT -i lo -j ACCEPT` and the same for OUTPUT with -o.
 When it is wrong
 ----------------
 Only one address is tried. With one rank on each host the job may never need it, except for rank 0
-itself.
+itself: a failure where torchrun's agent of that host is to serve the store of the ranks (c10d).
 
 References
 ----------
-nft(8), iptables(8); PyTorch: ProcessGroupGloo, createDefaultDevice.
+nft(8), iptables(8); PyTorch: ProcessGroupGloo, createDefaultDevice; RendezvousStoreInfo in
+torch/distributed/elastic/rendezvous/api.py.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from nccl_doctor.api import (
     likely_address,
     look,
 )
+from nccl_doctor.toolkit.c10d import AGENT_NAMES, first_agent
 from nccl_doctor.toolkit.firewall.netfilter import quote_hit
 from nccl_doctor.toolkit.firewall.opening import let_loop_back
 from nccl_doctor.toolkit.firewall.portrules import rules_for_own_calls, sure_hit
@@ -80,6 +82,10 @@ NO_WAY = OWN_ADDRESS_BLOCKED.variant(
         ],
     ),
 )
+AGENT = OWN_ADDRESS_BLOCKED.variant(
+    why="With torchrun's c10d rendezvous, the agent of the first host serves the store of the "
+    "ranks at that address, on any free port, and is its first client: torchrun would hang."
+)
 DIAL_S = 2.0
 LOOK_UP_S = 2.0
 RULES_S = 0.5
@@ -106,6 +112,7 @@ class OwnAddress(Check):
     layer = Layer.PORT
     cost = "instant"
     kinds = (OWN_ADDRESS_BLOCKED,)
+    reads = (AGENT_NAMES,)
 
     def observe(self, ctx: Context) -> OwnAddressFacts:
         """The address, and the result of each call; where none came through, `loops`: whether the
@@ -142,23 +149,25 @@ class OwnAddress(Check):
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """One finding for each host that could not connect to itself."""
+        serves = first_agent(cluster)
         for rank, facts in cluster.facts(self.name):
             last = facts["calls"][-1]
             if last["outcome"] == "connected":
                 continue
             # This did not keep the host out: it would matter only later.
             needed = len(cluster.ranks_on(rank.host)) > 1 and rank.host.joined
+            is_agent = serves is not None and serves.id == rank.host.id
             is_down = facts.get("loops") is False
             no_way = is_down or last["outcome"] == "unreachable"
             hit = None if no_way or "rules" not in facts else sure_hit(facts["rules"])
             reason = "; the loopback interface lo is down" if is_down else ""
             reason = f"; by {quote_hit(hit)}" if hit else reason
             yield Finding(
-                NO_WAY if no_way else OWN_ADDRESS_BLOCKED,
+                NO_WAY if no_way else AGENT if is_agent else OWN_ADDRESS_BLOCKED,
                 f"{facts['address']} on {facts['interface']}: {last['outcome']}, twice "
                 f"({last['detail']}){reason}",
                 Where(hosts=(rank.host.label,)),
                 {"calls": facts["calls"]},
                 fix=Fix(let_loop_back(hit)) if hit and not no_way else "",
-                severity=None if needed else Severity.WARN,
+                severity=None if needed or is_agent else Severity.WARN,
             )

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from nccl_doctor.model.cluster import Cluster, Host
 from nccl_doctor.model.job import Job, Rendezvous
 from nccl_doctor.toolkit.host import ROOT, ancestors, command_line, host_name
 from nccl_doctor.toolkit.net.names import LookUp, canonical_name, look_up
@@ -47,6 +48,23 @@ def rendezvous_of(job: Job, environ: Mapping[str, str]) -> Rendezvous:
         "PET_RDZV_CONF" if conf else "",
         environ.get("PET_LOCAL_ADDR", ""),
     )
+
+
+AGENT_NAMES, NAMES = "agent_names", "names"
+"""The check in which hosts exchange the names of their agents, and its round."""
+
+
+def first_agent(cluster: Cluster) -> Host | None:
+    """The host whose agent will serve the store of the ranks: that of the first name, as torch
+    sorts them (`_RendezvousState.participants`). None where no agents are to meet by c10d.
+    """
+    told = [
+        (each.host, each.outcome.facts)
+        for each in cluster.evidence(AGENT_NAMES, NAMES)
+        if each.outcome.facts
+    ]
+    first = min((str(facts["first"]) for _, facts in told), default="")
+    return next((host for host, facts in told if facts["name"] == first), None)
 
 
 def lines_above(root: Path = ROOT) -> list[str]:

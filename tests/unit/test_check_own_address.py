@@ -9,7 +9,8 @@ import pytest
 
 from nccl_doctor.api import Context, Launch, Severity, Skip
 from nccl_doctor.checks.own_address import OwnAddress
-from tests.support.clusters import make_cluster, shut_out
+from nccl_doctor.toolkit.c10d import AGENT_NAMES, NAMES
+from tests.support.clusters import make_cluster, shut_out, with_round
 from tests.support.findings import judge, only
 from tests.support.rows import each_row
 
@@ -39,6 +40,22 @@ def test_a_host_that_does_not_reach_itself_is_the_one_to_blame(outcome: str) -> 
     assert only(CHECK, shut_out(made, "nd1"), found.code, hosts=["nd1"]).level is Severity.WARN
     one_each = make_cluster(nproc=1, check="own_address", by_host=by_host)
     assert only(CHECK, one_each, found.code, hosts=["nd1"]).level is Severity.WARN
+
+
+@pytest.mark.parametrize(("odd", "level"), [("nd0", Severity.FAIL), ("nd1", Severity.WARN)])
+def test_the_agent_that_serves_the_store_of_the_ranks_calls_itself(
+    odd: str, level: Severity
+) -> None:
+    """Found in the lab: torchrun --rdzv-backend=c10d hung there, with one rank on each host."""
+    fine, bad = seen("connected"), seen("dropped", "dropped")
+    by_host = {name: bad if name == odd else fine for name in ("nd0", "nd1")}
+    made = make_cluster(nproc=1, check="own_address", by_host=by_host)
+    named = {name: {"name": name, "first": "nd0", "answers": []} for name in ("nd0", "nd1")}
+    found = only(
+        CHECK, with_round(made, AGENT_NAMES, NAMES, named), "own-address-blocked", hosts=[odd]
+    )
+    assert found.level is level
+    assert ("torchrun would hang" in found.kind.why) is (level is Severity.FAIL)
 
 
 def test_a_loopback_interface_that_is_down_is_the_cause() -> None:

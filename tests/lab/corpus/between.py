@@ -7,6 +7,8 @@ from tests.lab.corpus.mechanisms import BY_HOST, at_host, between, both
 
 SYN = "tcp flags & (fin | syn | rst | ack) == syn"
 PORTS = "tcp dport 32768-60999"
+NO_SRUN = ("own", "torchrun", "c10d", "plain")
+"""Launchers that wait for no task on a host that nobody reaches: srun does, when all is said."""
 BLOCKED = ("peer-one-way", "peer-blocked")
 DURING = ("firewall", "collectives", "groups")
 """Checks that have a process on each host for long enough to be struck."""
@@ -167,7 +169,7 @@ def host_killed(of: Cluster) -> Fault:
     return at_host(f"all is killed in {step['at']}", of.victim, (*LOST, "rank-crashed"), step)
 
 
-@mechanism("during", first=False)
+@mechanism("during", first=False, launchers=NO_SRUN)
 def power_lost(of: Cluster) -> Fault:
     """A host is gone."""
     step = {"do": "lose_power", "at": of.random.choice(DURING)}
@@ -175,7 +177,7 @@ def power_lost(of: Cluster) -> Fault:
     return at_host(f"loses power in {step['at']}", of.victim, LOST, step, or_links=links)
 
 
-@mechanism("during")
+@mechanism("during", launchers=NO_SRUN)
 def cable_pulled(of: Cluster) -> Fault:
     """A cable is pulled."""
     step = {"do": "pull_cable", "at": of.random.choice(DURING)}
