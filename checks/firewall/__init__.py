@@ -405,10 +405,11 @@ def _fix(matrix: _Matrix, kind: Kind, found: Suspects) -> str:
 
 def _unroutable(matrix: _Matrix) -> Iterator[Finding]:
     working = matrix.sorted.working
-    groups: dict[tuple[str, bool], list[PeerCall]] = {}
+    groups: dict[tuple[str, bool, bool], list[PeerCall]] = {}
     for call in matrix.sorted.unroutable:
-        groups.setdefault((call.interface if call.job else "", call.job), []).append(call)
-    for (_, job), group in sorted(groups.items()):
+        key = call.interface if call.job else "", call.job, matrix.is_down(call)
+        groups.setdefault(key, []).append(call)
+    for (_, job, is_down), group in sorted(groups.items()):
         pairs = {call.pair for call in group}
         good = min((working[pair].interface for pair in pairs if pair in working), default="")
         nccl = ("nccl" in matrix.backend) == job
@@ -416,7 +417,7 @@ def _unroutable(matrix: _Matrix) -> Iterator[Finding]:
         hosts, confidence = unroutable_hosts(group, matrix.calls)
         # Another check reports it, and that is the reason.
         reason = "rp-filter-strict" if all(map(matrix.is_filtered, group)) else None
-        if all(map(matrix.is_down, group)):
+        if is_down:
             reason = "interface-down"
         if all(call.outcome == "own-address" and call.address in matrix.likely for call in group):
             reason = "address-duplicate"

@@ -284,6 +284,27 @@ def test_a_second_interface_that_nobody_reaches_is_its_owners_choice() -> None:
     assert found.where.links == (("nd0", "nd2"), ("nd1", "nd2"))
 
 
+def test_an_interface_that_is_down_is_told_apart_from_one_that_leads_nowhere() -> None:
+    world = World(3)
+    for host in ("nd1", "nd2"):
+        world.extra("nd0", host, "tun0", NO_ROUTE, "nccl-sockets")
+    made = world.cluster()
+    ranks = []
+    for rank in made.ranks:
+        is_down = rank.host.label == "nd1"
+        nics = [{"name": "tun0", "addresses": [], "up": not is_down, "running": not is_down}]
+        ranks.append(
+            replace(
+                rank, facts={**rank.facts, "interfaces": {ALONE: outcome({"interfaces": nics})}}
+            )
+        )
+    found = list(CHECK.judge(replace(made, ranks=tuple(ranks))))
+    assert [(f.code, f.where.hosts, f.explained_by) for f in found] == [
+        ("interface-unroutable", ("nd2",), None),
+        ("interface-unroutable", ("nd1",), "interface-down"),
+    ]
+
+
 def test_a_second_interface_between_two_hosts_blames_the_link() -> None:
     world = World(2)
     world.extra("nd0", "nd1", "eth1", DROPPED, "nccl-sockets")

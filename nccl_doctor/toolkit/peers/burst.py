@@ -53,8 +53,11 @@ def _standing(sockets: list[socket.socket], at: tuple[str, int], end: float) -> 
             elif problem == errno.EADDRNOTAVAIL:
                 raise OSError(problem, "no port is left for another connection")
             standing += problem == 0
-        while waiting.get_map() and (left := end - time.monotonic()) > 0:
-            for key, _ in waiting.select(left):
+        is_over = False
+        while waiting.get_map() and not is_over:
+            left = end - time.monotonic()
+            is_over = left <= 0  # one more look: this process may have had to wait for a processor
+            for key, _ in waiting.select(max(0.0, left)):
                 waiting.unregister(key.fileobj)
                 assert isinstance(key.fileobj, socket.socket)
                 standing += key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
