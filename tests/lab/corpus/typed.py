@@ -14,6 +14,7 @@ from tests.lab.corpus.inject import Scene, prepare
 from tests.lab.corpus.runs import examine
 from tests.lab.corpus.score import Score, score
 from tests.lab.lab import Lab
+from tests.lab.slurm import Slurm
 
 CALL_S = 20.0
 _SETS, _UNSETS, _LIMITS = "export", "unset", "ulimit"
@@ -38,8 +39,8 @@ class Typed:
 
 
 def can_be_typed(case: Case) -> bool:
-    """Whether a case is there from the start, and started by hand."""
-    return case.launcher in ("own", "plain") and not any("at" in step for step in case.inject)
+    """Whether a case is there from the start, and not something that happens once."""
+    return not any("at" in step for step in case.inject)
 
 
 def type_fixes(case: Case, join_s: float) -> Typed | None:
@@ -48,8 +49,9 @@ def type_fixes(case: Case, join_s: float) -> Typed | None:
     Returns: None where a cause has no fix that can be typed.
     """
     with Lab(case.names, clocks=case.clocks) as lab:
+        slurm = Slurm(lab) if case.launcher == "srun" else None
         scene = prepare(case, lab)
-        answer = examine(case, scene, join_s).answer
+        answer = examine(case, scene, join_s, slurm).answer
         roots = [each for each in _loud(answer) if each["explained_by"] is None]
         cures = [_cure(each["fix_steps"]) for each in roots]
         if not answer or not cures or not all(cures):
@@ -57,12 +59,12 @@ def type_fixes(case: Case, join_s: float) -> Typed | None:
         steps = [step for cure in cures for step in cure]
         screen = text.render(Report.from_json(answer), width=100)
         lines = tuple(_type(scene, steps, "command"))
-        again = examine(case, scene, join_s).answer
+        again = examine(case, scene, join_s, slurm).answer
         left = tuple((each["code"], tuple(each["where"]["hosts"])) for each in _loud(again))
         if not all(step["undo"] for step in steps):
             return Typed(screen, lines, left, None)
         tuple(_type(scene, steps[::-1], "undo"))
-        broken = examine(case, scene, join_s)
+        broken = examine(case, scene, join_s, slurm)
         return Typed(screen, lines, left, score(case, broken.answer, broken.others))
 
 
