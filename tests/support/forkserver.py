@@ -150,6 +150,8 @@ class Forked:
         Without root `pid` is that of a process that waits for it there, and ends as it does.
         """
         self.returncode: int | None = None
+        for output in (out, err):
+            output.touch()  # there for whoever ends it before its first line
         self._server = fork_server()
         self.pid: int = self._server.ask(
             arguments=arguments,
