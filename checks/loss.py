@@ -5,7 +5,8 @@ What it checks
 In the calls of check `firewall`, every host sends each other one a few hundred small segments over
 TCP, eight at a time, and the kernel counts those that it had to send again: so little traffic that
 no queue overflows. Where two or more were lost, the hosts at both ends, and others to compare with,
-do it once more, five times as long; not if so much was lost that one try is enough. What was lost
+do it once more, five times as long; not if so much was lost that one try is enough. What the
+connections of the store lost until then counts too, where it is a tenth and more. What was lost
 is blamed on the host that explains all of it (into it, out of it), or else on the link. Where the
 receiving host counts packets that arrived damaged, or that it dropped itself, its interface is the
 cause. The evidence also shows by how much the kernel's own counters of TCP rose at both ends (check
@@ -113,7 +114,7 @@ class Loss(Check):
     together = True
     kinds = (LINK_LOSSY, DAMAGED, DROPPED)
     turn = Turn.LAST
-    reads = ("firewall", "interfaces", "kernel_limits", "retransmissions")
+    reads = ("firewall", "interfaces", "kernel_limits", "retransmissions", "uplink")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """One more try among the hosts at the ends of doubtful roads, and some others."""

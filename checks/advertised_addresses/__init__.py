@@ -64,6 +64,7 @@ from nccl_doctor.toolkit.peers.calls import call_others, calls_deadline, hold_ca
 from nccl_doctor.toolkit.peers.calm import Calm
 from nccl_doctor.toolkit.peers.echo import Talk, scoped
 from nccl_doctor.toolkit.peers.listeners import Listeners
+from nccl_doctor.toolkit.peers.loss import loses_heavily
 from nccl_doctor.toolkit.peers.visitors import Stranger
 
 from .rules import (
@@ -107,12 +108,14 @@ class AdvertisedAddresses(Check):
     cost = "seconds"
     together = True
     kinds = (NOT_OWN, SAME, UNREACHABLE)
-    reads = ("firewall",)
+    reads = ("firewall", "loss", "uplink")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """One round of all hosts, in groups of eight."""
         if not spans_machines(cluster):
             raise Skip("only one machine: no other host needs its address")
+        if loses_heavily(cluster):
+            raise Skip("a road between hosts loses too many packets: mend that first (link-lossy)")
         firsts = [cluster.first_on(host) for host in cluster.present_hosts]
         seats = tuple(rank.seat for rank in firsts if rank is not None)
         groups = [seats[at : at + _TOGETHER] for at in range(0, len(seats), _TOGETHER)]

@@ -52,6 +52,7 @@ from nccl_doctor.api import (
     Skip,
     spans_machines,
 )
+from nccl_doctor.toolkit.peers.standing import Roads, roads_of_store
 
 from .culprits import CABLE, find_culprits
 from .look import LOOK_UP_S, call_all, call_gateway, gateway, nic_towards, nics_here
@@ -74,6 +75,7 @@ class UplinkFacts(TypedDict):
     towards_master: str
     gateway: dict[str, Any] | None
     calls: list[dict[str, Any]]
+    roads: Roads
 
 
 class Uplink(Check):
@@ -90,7 +92,8 @@ class Uplink(Check):
 
         Returns: `interfaces`: each `{"name", "addresses", "up", "running", "changes"}`;
         `towards_master`: the name of the one to MASTER_ADDR, or empty; `gateway`: None or
-        `{"address", "interface", "outcome"}`; `calls`: each `{"host", "addresses", "outcome"}`.
+        `{"address", "interface", "outcome"}`; `calls`: each `{"host", "addresses", "outcome"}`;
+        `roads`: after a loss, from `roads_of_store`, which check `loss` reads.
         An outcome is `answers`, `silent`, `no-neighbour`, `unreachable` or `untested`.
         """
         if ctx.launch.nnodes == 1:
@@ -104,6 +107,7 @@ class Uplink(Check):
             ),
             "gateway": gateway(ctx.root),
             "calls": [],
+            "roads": {},
         }
         port = ctx.launch.master_port or 0
         if facts["gateway"]:
@@ -111,6 +115,7 @@ class Uplink(Check):
             facts["gateway"]["outcome"] = call_gateway(facts["gateway"], port, ctx.root)
         if ctx.round == AFTER_LOSS:
             ctx.breadcrumb("calling the hosts of the job")
+            facts["roads"] = roads_of_store(port)
             facts["calls"] = call_all(ctx.params.get("hosts", {}), port, ctx.root)
         return facts
 

@@ -165,6 +165,9 @@ def _explains(
         if finding.kind.layer is Layer.GROUP and ground.covers(cause_place, place):
             return True  # alone on a slow host, its ranks are as slow
         return _is_open(finding) and reach(cause_place, place)
+    heavy = cause.kind.delays and cause.level is Severity.FAIL
+    if heavy and finding.kind.layer is Layer.RANKS and ground.parts_from_store(cause_place, place):
+        return True  # what its ranks say is lost on the way
     if cause.kind.layer.order >= finding.kind.layer.order:
         return False
     if finding.kind.delays and is_of_a_group(cause.kind.layer):

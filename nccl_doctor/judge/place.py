@@ -104,6 +104,16 @@ class Map:
         hosts = other.whole | self._under(other)
         return bool(hosts) and hosts <= one.starts
 
+    def parts_from_store(self, one: Place, other: Place) -> bool:
+        """True if a link of the one place joins the host of rank 0 and the one host of the other
+        place: all that its ranks say to rank 0 takes that way.
+        """
+        masters, hosts = self._hosts_of.get(0, set()), other.whole | self._under(other)
+        between = [self._named(link) for link in one.links]
+        return len(hosts) == 1 and any(
+            ends & masters and hosts <= ends - masters for ends in between
+        )
+
     def shut_out(self, one: Place, other: Place, *, cut_off: bool = False) -> bool:
         """True if the one place is the host of rank 0, no other host signed in, and no host of the
         other place ever signed in.

@@ -10,14 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.api import Cluster, Confidence, Finding, Outcome, OutcomeStatus, Severity, Skip
+from nccl_doctor.api import (
+    AFTER_LOSS,
+    Cluster,
+    Confidence,
+    Finding,
+    Outcome,
+    OutcomeStatus,
+    Severity,
+    Skip,
+    Where,
+)
+from nccl_doctor.checks.advertised_addresses import AdvertisedAddresses
 from nccl_doctor.checks.collectives import Collectives
 from nccl_doctor.checks.firewall import Firewall
 from nccl_doctor.checks.group_speed import GroupSpeed
 from nccl_doctor.checks.links import Links
 from nccl_doctor.judge.causes import explain, root_causes
+from nccl_doctor.model.kinds import RANK_SILENT
 from nccl_doctor.toolkit.peers.loss import hosts_to_try_again, read_losses
-from tests.support.clusters import make_cluster
+from tests.support.clusters import make_cluster, outcome
 from tests.support.findings import calls, judge
 from tests.support.losses import BOTH, CHECK, ONE, TWO, LossyWorld, both
 from tests.support.peers import DROPPED, OK, stuck
@@ -315,6 +327,101 @@ def test_a_collective_of_other_hosts_does_not_hang_on_the_link() -> None:
     assert roots(replace(cluster, ranks=ranks)) == ["collective-hang"]
 
 
+# What the connections of the store have lost
+
+
+Roads = dict[str, dict[str, list[int]]]
+"""Name of the sender → name of the receiver → segments, and lost ones."""
+
+
+Roads = dict[str, dict[str, list[int]]]
+"""Name of the sender → name of the receiver → segments, and lost ones."""
+
+
+def told(cluster: Cluster, roads: Roads, where: str = "firewall") -> Cluster:
+    """The same cluster, whose hosts tell what they lost on roads of the store."""
+    check, round_ = {"firewall": ("firewall", "matrix"), "uplink": ("uplink", AFTER_LOSS)}[where]
+    address = {host.name: host.addresses[0] for host in cluster.hosts}
+    hosts = []
+    for host in cluster.hosts:
+        rounds = dict(host.facts.get(check, {}))
+        seen = {address[name]: counts for name, counts in roads.get(host.name or "", {}).items()}
+        known = rounds.get(round_, outcome({}))
+        if seen:
+            rounds[round_] = replace(known, facts={**(known.facts or {}), "roads": seen})
+        hosts.append(replace(host, facts={**host.facts, check: rounds}))
+    ranks = [replace(rank, host=hosts[rank.host.id]) for rank in cluster.ranks]
+    return replace(cluster, hosts=tuple(hosts), ranks=tuple(ranks))
+
+
+def without_calls(count: int = 3, hung: Sequence[str] = ()) -> Cluster:
+    """Hosts of which some came to no end of their calls."""
+    world = LossyWorld(count)
+    for name in hung:
+        world.tries[ONE].outcomes[name] = HUNG
+    return world.cluster()
+
+
+@pytest.mark.parametrize("where", ["firewall", "uplink"])
+def test_connections_of_the_store_prove_a_link_lossy_without_calls(where: str) -> None:
+    hung = ["nd1"] if where == "firewall" else ["nd0", "nd1", "nd2"]
+    cluster = told(without_calls(hung=hung), {"nd0": {"nd1": [65, 19], "nd2": [500, 0]}}, where)
+    found = only(judge(CHECK, cluster))
+    assert found.where.links == (("nd0", "nd1"),)
+    assert not found.where.hosts
+    assert found.level is Severity.FAIL
+    assert "19 of 65 segments" in found.message or where == "firewall"
+
+
+def test_connections_of_the_store_prove_the_host_of_the_store_lossy() -> None:
+    world = LossyWorld(3)
+    world.tries[ONE].outcomes["nd0"] = HUNG
+    roads = {"nd0": {"nd1": [56, 14], "nd2": [68, 18]}}
+    found = only(judge(CHECK, told(world.cluster(), roads, "uplink")))
+    assert found.where.hosts == ("nd0",)
+    assert "out of the host" in found.message
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [40, 9],  # too few to be sure
+        [4000, 300],  # less than a tenth: the calls of the check itself decide
+    ],
+)
+def test_connections_of_the_store_alone_prove_heavy_loss_only(counts: list[int]) -> None:
+    cluster = told(without_calls(), {"nd0": {"nd1": counts, "nd2": [500, 0]}})
+    assert judge(CHECK, cluster) == []
+
+
+def test_calls_that_lost_nothing_outweigh_connections_that_lost_something_before() -> None:
+    world = LossyWorld(3).lose([("nd0", "nd1")], lost=0, segments=400, tries=[ONE])
+    assert judge(CHECK, told(world.cluster(), {"nd0": {"nd1": [60, 12]}})) == []
+
+
+def test_an_address_that_two_hosts_have_or_nobody_says_nothing() -> None:
+    cluster = without_calls(hung=["nd0", "nd1", "nd2"])
+    hosts = [replace(host, addresses=(*host.addresses, "172.17.0.1")) for host in cluster.hosts]
+    ranks = [replace(rank, host=hosts[rank.host.id]) for rank in cluster.ranks]
+    cluster = replace(cluster, hosts=tuple(hosts), ranks=tuple(ranks))
+    seen = {"172.17.0.1": [90, 50], "10.1.1.1": [90, 50]}
+    facts = {**hosts[0].facts, "uplink": {AFTER_LOSS: outcome({"roads": seen})}}
+    changed = (replace(hosts[0], facts=facts), *hosts[1:])
+    ranks = [replace(rank, host=changed[rank.host.id]) for rank in cluster.ranks]
+    assert judge(CHECK, replace(cluster, hosts=changed, ranks=tuple(ranks))) == []
+
+
+def test_a_rank_behind_a_road_that_loses_what_it_says_to_the_store_is_no_cause() -> None:
+    cluster = told(without_calls(hung=["nd1"]), {"nd0": {"nd1": [65, 19], "nd2": [500, 0]}})
+    silent = [
+        Finding(RANK_SILENT, "no answer", Where(hosts=("nd1",), ranks=(2,))),
+        Finding(RANK_SILENT, "no answer", Where(hosts=("nd2",), ranks=(4,))),
+    ]
+    found = explain([*judge(CHECK, cluster), *silent], cluster)
+    causes = {each.where.hosts: each.explained_by for each in found}
+    assert causes == {(): None, ("nd1",): "link-lossy", ("nd2",): None}
+
+
 # What is not measured on a lossy road
 
 
@@ -325,6 +432,13 @@ def test_the_speed_of_a_lossy_road_is_not_measured() -> None:
     every = set(map(frozenset, combinations((0, 2, 4, 6), 2)))
     assert met == every - {frozenset((2, 4))}
     assert first.groups == ((0, 2, 4, 6),)
+
+
+def test_addresses_are_called_on_roads_that_lose_a_little_and_not_a_tenth() -> None:
+    check = AdvertisedAddresses()
+    assert check.plan(LossyWorld(3).lose(both("nd0", "nd1"), lost=20).cluster())
+    with pytest.raises(Skip, match="loses too many packets"):
+        check.plan(LossyWorld(3).lose(both("nd0", "nd1"), lost=60).cluster())
 
 
 def test_where_every_road_is_lossy_no_speed_is_measured() -> None:

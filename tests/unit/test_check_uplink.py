@@ -235,7 +235,7 @@ def test_this_machine() -> None:
     hosts = {"me": ["127.0.0.1"], "nowhere": ["no-such-host.invalid"]}
     told = Context(launch=launch, env={}, round=AFTER_LOSS, params={"hosts": hosts})
     facts = json.loads(json.dumps(CHECK.observe(told)))
-    assert set(facts) == {"interfaces", "towards_master", "gateway", "calls"}
+    assert set(facts) == {"interfaces", "towards_master", "gateway", "calls", "roads"}
     assert all(set(each) == set(nic("nd0")) for each in facts["interfaces"])
     assert facts["calls"] == []  # loopback is no way to another host
 

@@ -21,6 +21,7 @@ from nccl_doctor.toolkit.peers.echo import (
 )
 from nccl_doctor.toolkit.peers.listeners import Listeners
 from nccl_doctor.toolkit.peers.schedule import schedule_of
+from nccl_doctor.toolkit.peers.standing import Roads, roads_of_store
 from nccl_doctor.toolkit.peers.visitors import Stranger
 
 Entry = tuple[int, Mapping[str, Any]]
@@ -98,7 +99,8 @@ class Matrix(TypedDict):
     """Facts of a host that `matrix.read_calls` reads.
 
     `peers` as `call_others` returns it; `nccl_data` as `survey`; `not_bound`: address → why;
-    `strangers` as `Visitors.strangers` returns them; `drops` as `drops.grown` returns them.
+    `strangers` as `Visitors.strangers` returns them; `drops` as `drops.grown` returns them; `roads`
+    as `roads_of_store` returns them.
     """
 
     nccl_data: str
@@ -106,6 +108,7 @@ class Matrix(TypedDict):
     not_bound: dict[str, str]
     strangers: list[Stranger]
     drops: Counts
+    roads: Roads
 
 
 def call_on_chosen_addresses(ctx: Context, talk: Talk | None = None) -> Matrix:
@@ -144,6 +147,7 @@ def call_on_chosen_addresses(ctx: Context, talk: Talk | None = None) -> Matrix:
         "not_bound": listeners.failed,
         "strangers": listeners.strangers(),
         "drops": grown(before, read_counts_of_all(ctx.root)),
+        "roads": roads_of_store(ctx.launch.master_port),
     }
 
 

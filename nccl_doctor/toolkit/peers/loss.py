@@ -2,7 +2,8 @@
 
 `calm` counts on each connection what was sent and what was lost. What the calls of check `firewall`
 make doubtful, check `loss` measures again; what lost segments twice is blamed, or so many at once
-that no second try is needed: on such a road it would take long, and might not come to its end.
+that no second try is needed: on such a road it would take long, and might not come to its end. What
+the connections of the store have lost counts with the first calls, where it proves a road lossy.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from nccl_doctor.model.cluster import Cluster, Rank
 from nccl_doctor.toolkit.blame import Cause, blame_links
 from nccl_doctor.toolkit.peers.matrix import PeerCall, read_calls
+from nccl_doctor.toolkit.peers.standing import roads_seen
 
 FIRST, AGAIN = "calls", "again"
 """Rounds of check `loss`; the first one is held only where check `firewall` did not call."""
@@ -24,6 +26,8 @@ MANY_LOST = 5
 HEAVY = 0.1
 """From here on most exchanges of a job wait for a segment that was lost twice or more in a row."""
 _SUSPECT_LOST = 2
+_CLEAN = 20
+"""Segments on a connection of the store from which on none lost means a clean road."""
 _PROVEN_LOST = 10
 """With `HEAVY`, in a single try; some seconds without a link lose all of a few groups, and less."""
 _MOST_HOSTS, _DOUBTFUL = 16, 12
@@ -81,6 +85,7 @@ def read_losses(cluster: Cluster) -> Losses:
 
     It looks only at the hosts that tried again, or that lost so much at first that none did.
     """
+    standing = _standing(cluster)
     reports = list(cluster.facts("loss", AGAIN))
     if reports:
         seats = {rank.seat for rank, _ in reports}
@@ -88,7 +93,8 @@ def read_losses(cluster: Cluster) -> Losses:
         seats = {rank.seat for rank, _ in reports}
     else:
         called = {rank.seat for each in first_reports(cluster) for rank, _ in each}
-        seats = set(_compared(_doubtful(cluster)[0], called))
+        called.update(end for pair in standing for end in pair)
+        seats = set(_compared(_doubtful(cluster, standing)[0], called))
     if not seats:
         return Losses({}, {}, (), {})
     calls = [
@@ -98,6 +104,9 @@ def read_losses(cluster: Cluster) -> Losses:
     ]
     tried_again = _good_calls(reports, cluster.backend)
     first, again = _lost(calls), _lost(tried_again)
+    for pair, lost in standing.items():
+        if lost.lost or pair not in first:
+            first[pair] = first.get(pair, Lost()) + lost
     good = {pair for pair, each in first.items() if each.lost < _SUSPECT_LOST}
     lossy = set(_lossy(first, again))
     blame = blame_links(good | again.keys() | lossy, lossy)
@@ -127,7 +136,7 @@ def hosts_to_try_again(cluster: Cluster, seats: Iterable[int]) -> tuple[int, ...
     Returns: some of the seats: the ends of doubtful roads, those of most of them first, and others
     to compare them with.
     """
-    doubtful, unproven = _doubtful(cluster)
+    doubtful, unproven = _doubtful(cluster, _standing(cluster))
     return _compared(doubtful, seats) if unproven else ()
 
 
@@ -141,13 +150,28 @@ def _compared(doubtful: Counter[int], seats: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted([*chosen, *others[: _MOST_HOSTS - len(chosen)]]))
 
 
-def _doubtful(cluster: Cluster) -> tuple[Counter[int], int]:
+def _standing(cluster: Cluster) -> dict[Pair, Lost]:
+    """Losses of the connections of the store, on the roads that they prove lossy and on those that
+    they show clean; none where they prove nothing.
+    """
+    seen = {pair: Lost(*each) for pair, each in roads_seen(cluster).items()}
+    if not any(map(_is_proven, seen.values())):
+        return {}
+    return {
+        pair: each
+        for pair, each in seen.items()
+        if _is_proven(each) or (not each.lost and each.segments >= _CLEAN)
+    }
+
+
+def _doubtful(cluster: Cluster, standing: Mapping[Pair, Lost]) -> tuple[Counter[int], int]:
     """Seat → number of roads from and to its host on which the first calls lost segments; and the
     number of roads for which a second try is needed.
 
     Of a thousand hosts with a million roads, only those that lost something are read in full.
     """
-    found: Counter[int] = Counter()
+    lossy = [pair for pair, each in standing.items() if each.lost]
+    found = Counter(end for pair in lossy for end in pair)
     unproven = 0
     for reports in map(list, first_reports(cluster)):
         of_seat = {rank.seat: (rank, facts) for rank, facts in reports}
@@ -160,13 +184,19 @@ def _doubtful(cluster: Cluster) -> tuple[Counter[int], int]:
                     for pair, lost in _lost(_good_calls(ends, cluster.backend)).items():
                         if lost.lost >= _SUSPECT_LOST:
                             found.update(pair)
-                            unproven += not _is_proven(lost)
+                            unproven += not _is_proven(lost + standing.get(pair, Lost()))
     return found, unproven
 
 
 def _has_lost(entry: Mapping[str, Any]) -> bool:
     attempts = entry["attempts"]
     return bool(attempts) and attempts[-1].get("lost", 0) >= _SUSPECT_LOST
+
+
+def loses_heavily(cluster: Cluster) -> bool:
+    """Whether a road or a host loses so much that every further exchange of hosts takes seconds."""
+    losses = read_losses(cluster)
+    return any(losses.of(cause).share >= HEAVY for cause in losses.causes)
 
 
 def lossy_data_roads(cluster: Cluster) -> frozenset[frozenset[int]]:
@@ -198,8 +228,12 @@ def _lost(calls: Iterable[PeerCall]) -> dict[Pair, Lost]:
     for call in calls:
         last = call.attempts[-1]
         each = Lost(int(last.get("segments", 0)), int(last.get("lost", 0)))
-        found[call.pair] = max(found.get(call.pair, Lost()), each, key=lambda lost: lost.lost)
+        found[call.pair] = max(found.get(call.pair, Lost()), each, key=_by_lost)
     return found
+
+
+def _by_lost(each: Lost) -> tuple[int, int]:
+    return each.lost, each.segments
 
 
 def _lossy(first: Mapping[Pair, Lost], again: Mapping[Pair, Lost]) -> Iterator[Pair]:
