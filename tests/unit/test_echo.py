@@ -33,7 +33,7 @@ HOME = "127.0.0.1"
 
 
 @contextmanager
-def server(behave: Callable[[socket.socket], None]) -> Iterator[Door]:
+def server(behave: Callable[[socket.socket], object]) -> Iterator[Door]:
     """Some other program on a port."""
     with socket.create_server((HOME, 0)) as listening:
         listening.settimeout(10)
@@ -191,6 +191,15 @@ def test_a_failed_call_is_made_twice_and_a_good_one_once() -> None:
 def test_no_call_begins_after_the_budget() -> None:
     with Listeners([HOME]) as listeners:
         assert call_all(listeners.doors, budget_s=0) == [[]]
+
+
+def test_a_call_that_takes_long_does_not_cost_the_others_theirs() -> None:
+    over = threading.Event()
+    with server(lambda client: bool(over.wait(10))) as mute, Listeners([HOME]) as listeners:
+        slow, good = call_all([mute, *listeners.doors], budget_s=1.0)
+        over.set()
+    assert slow == []
+    assert [each.outcome for each in good] == ["ok"]
 
 
 def test_a_proxy_that_accepts_and_says_nothing() -> None:

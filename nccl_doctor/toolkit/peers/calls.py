@@ -36,6 +36,8 @@ _LISTEN_S = 10.0
 _CALLS_S = 18.0
 _BATCH_S = 6.0
 _DONE_S = 20.0
+_LEAVE_S = 3.0
+"""Time to end in: where the store is slow to answer, what was found is not to be lost."""
 _TAIL = 47
 """Characters of a hardware address; of one of InfiniBand, those behind flags and queue pair."""
 
@@ -90,7 +92,7 @@ def hold_calls(
     )
     ctx.breadcrumb("listening until every other host has finished its calls")
     peers.post("done", True)
-    peers.collect("done", min(_DONE_S, max(0.0, ctx.left() - 2)), of)
+    peers.collect("done", min(_DONE_S, max(0.0, ctx.left() - _LEAVE_S)), of)
     peers.post("gone", True)
     return made
 

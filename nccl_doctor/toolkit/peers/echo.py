@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -58,6 +58,8 @@ _CRAWLS = 0.05
 """With this part of the segments sent again, as they or their answers were lost, 1 MiB takes
 seconds."""
 _ACKS = LARGE_BYTES // ACK_BYTES
+AWAITED = 1.6
+"""A call takes 16 s at the very worst: that is not to cost the others their place in the report."""
 
 
 def scoped(address: str, interface: str) -> str:
@@ -333,7 +335,7 @@ def call_all(
 
     Args:
         doors: the listeners, in this order if they are too many to be called at once.
-        budget_s: no call begins later than this.
+        budget_s: no call begins later than this; `AWAITED` times as long, calls are waited for.
         origins: of each call, as for `dial`; empty for none.
         talk: what to do; without it the usual. With the usual number of segments, fewer of them to
             each of many listeners.
@@ -358,6 +360,10 @@ def call_all(
 
     if not doors:
         return []
-    with ThreadPoolExecutor(min(MAX_CALLS, len(doors))) as pool:
-        nothing, full = [None] * len(doors), [False] * len(doors)
-        return list(pool.map(attempts, doors, origins or nothing, brief or full))
+    nothing, full = [None] * len(doors), [False] * len(doors)
+    pool = ThreadPoolExecutor(min(MAX_CALLS, len(doors)))
+    given = zip(doors, origins or nothing, brief or full, strict=True)
+    calls = [pool.submit(attempts, *each) for each in given]
+    done, _ = wait(calls, end + (AWAITED - 1) * budget_s - time.monotonic())
+    pool.shutdown(wait=False, cancel_futures=True)
+    return [each.result() if each in done else [] for each in calls]

@@ -23,8 +23,8 @@ _SOURCES = (("firewall", "matrix"), ("loss", "calls"), ("loss", "again"), ("upli
 
 
 def roads_of_store(port: int | None) -> Roads:
-    """What this host sent over connections of the store, and what of it was lost; empty where
-    (nearly) nothing was, or the kernel does not tell.
+    """Segments that this host sent over connections of the store, and those lost, by road; none
+    where (nearly) nothing was lost, or the kernel does not tell.
 
     Args:
         port: of the store; None if it is not known.
@@ -42,8 +42,8 @@ def roads_of_store(port: int | None) -> Roads:
 
 
 def roads_seen(cluster: Cluster) -> dict[tuple[int, int], tuple[int, int]]:
-    """Seats of the first participants of (sending, receiving host) → (segments, lost), by the
-    report that saw most of them lost.
+    """Pair of hosts, as seats of their first participants (sender, receiver) → (segments, lost), by
+    the report that saw most of them lost.
     """
     told: dict[int, list[Mapping[str, list[int]]]] = defaultdict(list)
     for check, round_ in _SOURCES:
