@@ -114,7 +114,7 @@ class Loss(Check):
     together = True
     kinds = (LINK_LOSSY, DAMAGED, DROPPED)
     turn = Turn.LAST
-    reads = ("firewall", "interfaces", "kernel_limits", "retransmissions", "uplink")
+    reads = ("clock", "firewall", "interfaces", "kernel_limits", "retransmissions", "uplink")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """One more try among the hosts at the ends of doubtful roads, and some others."""

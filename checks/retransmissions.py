@@ -87,7 +87,7 @@ class Retransmissions(Check):
     name = "retransmissions"
     layer = Layer.SPEED
     kinds = (HIGH,)
-    reads = ("firewall", "kernel_limits", "loss", "uplink")
+    reads = ("clock", "firewall", "kernel_limits", "loss", "uplink")
     level = Level.STANDARD
     together = True
     turn = Turn.LAST

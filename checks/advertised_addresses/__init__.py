@@ -108,7 +108,7 @@ class AdvertisedAddresses(Check):
     cost = "seconds"
     together = True
     kinds = (NOT_OWN, SAME, UNREACHABLE)
-    reads = ("firewall", "loss", "uplink")
+    reads = ("clock", "firewall", "loss", "uplink")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """One round of all hosts, in groups of eight."""

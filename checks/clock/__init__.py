@@ -61,6 +61,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.c10d import KEEP_ALIVE, keep_alive, lines_above, rendezvous_of
 from nccl_doctor.toolkit.peers.schedule import plan_schedule, schedule_of
+from nccl_doctor.toolkit.peers.standing import roads_of_store
 
 from .clocks import Offset, clock_is_synchronized, clock_offsets
 
@@ -129,7 +130,8 @@ class Clock(Check):
         the group are. `exchanges`: [seconds since the epoch before posting, the same after reading
         the others, seats that did not answer]. `synchronized`: as the kernel says. `c10d`: whether
         the launch is seen to use torchrun's c10d rendezvous. `keep_alive`: its seconds between two
-        signs of life, and until a host is dead.
+        signs of life, and until a host is dead. `roads`: from `roads_of_store`, for check `loss`: a
+        host that the first exchanges with the store lose has no connections there later.
         """
         if ctx.peers is None or ctx.params["present"] < 2:
             raise Untested("no other host signed in")
@@ -163,6 +165,7 @@ class Clock(Check):
             "synchronized": clock_is_synchronized(),
             "c10d": _uses_c10d(ctx),
             "keep_alive": list(keep_alive(rendezvous_of(ctx.job, ctx.env))),
+            "roads": roads_of_store(ctx.launch.master_port),
         }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:

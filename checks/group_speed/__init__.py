@@ -136,7 +136,16 @@ class GroupSpeed(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = (RANK_SLOW, BANDWIDTH_LOW, BELOW_FLOOR)
-    reads = ("backend_device", "collectives", "firewall", "gpu_state", "gpu_work", "loss", "uplink")
+    reads = (
+        "backend_device",
+        "clock",
+        "collectives",
+        "firewall",
+        "gpu_state",
+        "gpu_work",
+        "loss",
+        "uplink",
+    )
     level = Level.STANDARD
     together = True
     forms_groups = True

@@ -136,7 +136,7 @@ class Links(Check):
     together = True
     turn = Turn.FIRST  # collectives on a lossy link take all the time that is left
     needs = (Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.RANKS)
-    reads = ("firewall", "interfaces", "loss", "uplink")
+    reads = ("clock", "firewall", "interfaces", "loss", "uplink")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """All pairs of hosts; then the doubtful ones again, with known good partners."""

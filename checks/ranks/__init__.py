@@ -164,7 +164,16 @@ class Ranks(Check):
         HOST_ABSENT, RANK_ABSENT, LATE, DUPLICATE, NODE_DUPLICATE, LOCAL_DUPLICATE, NNODES,
         WORLD_SIZE, HOSTS_FEWER, NO_RESTARTS, SLOW,
     )  # fmt: skip
-    reads = ("firewall", "loss", "master_addr", "master_firewall", "own_name", "port", "uplink")
+    reads = (
+        "clock",
+        "firewall",
+        "loss",
+        "master_addr",
+        "master_firewall",
+        "own_name",
+        "port",
+        "uplink",
+    )
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """The rank numbers and sizes that the launcher gave to this process; None if not given.

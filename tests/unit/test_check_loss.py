@@ -340,16 +340,16 @@ Roads = dict[str, dict[str, list[int]]]
 
 def told(cluster: Cluster, roads: Roads, where: str = "firewall") -> Cluster:
     """The same cluster, whose hosts tell what they lost on roads of the store."""
-    check, round_ = {"firewall": ("firewall", "matrix"), "uplink": ("uplink", AFTER_LOSS)}[where]
+    round_ = {"clock": "all", "firewall": "matrix", "uplink": AFTER_LOSS}[where]
     address = {host.name: host.addresses[0] for host in cluster.hosts}
     hosts = []
     for host in cluster.hosts:
-        rounds = dict(host.facts.get(check, {}))
+        rounds = dict(host.facts.get(where, {}))
         seen = {address[name]: counts for name, counts in roads.get(host.name or "", {}).items()}
         known = rounds.get(round_, outcome({}))
         if seen:
             rounds[round_] = replace(known, facts={**(known.facts or {}), "roads": seen})
-        hosts.append(replace(host, facts={**host.facts, check: rounds}))
+        hosts.append(replace(host, facts={**host.facts, where: rounds}))
     ranks = [replace(rank, host=hosts[rank.host.id]) for rank in cluster.ranks]
     return replace(cluster, hosts=tuple(hosts), ranks=tuple(ranks))
 
@@ -362,7 +362,7 @@ def without_calls(count: int = 3, hung: Sequence[str] = ()) -> Cluster:
     return world.cluster()
 
 
-@pytest.mark.parametrize("where", ["firewall", "uplink"])
+@pytest.mark.parametrize("where", ["clock", "firewall", "uplink"])
 def test_connections_of_the_store_prove_a_link_lossy_without_calls(where: str) -> None:
     hung = ["nd1"] if where == "firewall" else ["nd0", "nd1", "nd2"]
     cluster = told(without_calls(hung=hung), {"nd0": {"nd1": [65, 19], "nd2": [500, 0]}}, where)

@@ -18,7 +18,13 @@ _TELLING = 2
 """Segments lost on some road, from which on the roads of a host are told."""
 _MOST_ROADS = 64
 """Roads that one host tells: those that lost most, and the busiest of the others."""
-_SOURCES = (("firewall", "matrix"), ("loss", "calls"), ("loss", "again"), ("uplink", AFTER_LOSS))
+_SOURCES = (
+    ("clock", "all"),
+    ("firewall", "matrix"),
+    ("loss", "calls"),
+    ("loss", "again"),
+    ("uplink", AFTER_LOSS),
+)
 """Checks and rounds whose facts have `roads`."""
 
 
