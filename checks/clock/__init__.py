@@ -39,7 +39,7 @@ import re
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -61,7 +61,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.c10d import KEEP_ALIVE, keep_alive, lines_above, rendezvous_of
 from nccl_doctor.toolkit.peers.schedule import plan_schedule, schedule_of
-from nccl_doctor.toolkit.peers.standing import roads_of_store
+from nccl_doctor.toolkit.peers.standing import Roads, roads_of_store
 
 from .clocks import Offset, clock_is_synchronized, clock_offsets
 
@@ -101,6 +101,18 @@ _ALL, _HEADS = "all", "heads"
 _C10D = re.compile(r"--rdzv[-_]backend[= ]c10d( |$)", re.IGNORECASE)
 
 
+class ClockFacts(TypedDict, total=False):
+    """Facts that `observe` returns; another check reads `roads`."""
+
+    group: int
+    met: list[int]
+    exchanges: list[list[Any]]
+    synchronized: bool | None
+    c10d: bool
+    keep_alive: list[float]
+    roads: Roads
+
+
 class Clock(Check):
     """Exchanges times between hosts."""
 
@@ -123,7 +135,7 @@ class Clock(Check):
         params = {"present": len(seats), **schedule.to_params()}
         return [Round(_ALL, (seats,), _DEADLINE_S, params, may_shrink=True)]
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> ClockFacts:
         """Exchange times with the partners of this host.
 
         Returns: `group`: first seat of the round. `met`: seats of the partners; without it, all of
@@ -158,15 +170,17 @@ class Clock(Check):
             raise Untested(
                 "clocks were not compared: the store was too slow, or no other host answered"
             )
-        return {
+        facts: ClockFacts = {
             "group": ctx.group[0],
-            **({"met": met} if met else {}),
             "exchanges": exchanges,
             "synchronized": clock_is_synchronized(),
             "c10d": _uses_c10d(ctx),
             "keep_alive": list(keep_alive(rendezvous_of(ctx.job, ctx.env))),
             "roads": roads_of_store(ctx.launch.master_port),
         }
+        if met:
+            facts["met"] = met
+        return facts
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Findings on clocks that surely differ from those of most hosts."""

@@ -137,15 +137,9 @@ class GroupSpeed(Check):
     cost = "seconds"
     kinds = (RANK_SLOW, BANDWIDTH_LOW, BELOW_FLOOR)
     reads = (
-        "backend_device",
-        "clock",
-        "collectives",
-        "firewall",
-        "gpu_state",
-        "gpu_work",
-        "loss",
-        "uplink",
-    )
+        "backend_device", "clock", "collectives", "firewall",
+        "gpu_state", "gpu_work", "loss", "uplink",
+    )  # fmt: skip
     level = Level.STANDARD
     together = True
     forms_groups = True

@@ -165,15 +165,9 @@ class Ranks(Check):
         WORLD_SIZE, HOSTS_FEWER, NO_RESTARTS, SLOW,
     )  # fmt: skip
     reads = (
-        "clock",
-        "firewall",
-        "loss",
-        "master_addr",
-        "master_firewall",
-        "own_name",
-        "port",
-        "uplink",
-    )
+        "clock", "firewall", "loss", "master_addr",
+        "master_firewall", "own_name", "port", "uplink",
+    )  # fmt: skip
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """The rank numbers and sizes that the launcher gave to this process; None if not given.

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from nccl_doctor.toolkit.net.sock_diag import connections_at
+from nccl_doctor.toolkit.net.tcp_info import TcpInfo
 from nccl_doctor.toolkit.peers.standing import roads_of_store
 
 SAID = b"0123456789"
@@ -40,6 +41,12 @@ def test_both_ends_of_a_connection_are_told_with_their_counters(port: int) -> No
 def test_a_port_without_connections_has_none(port: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         assert connections_at(other.getsockname()[1]) == []
+
+
+def test_what_is_sent_again_until_now_in_vain_is_told_apart() -> None:
+    raw = bytes([1, 0, 4]) + bytes(229)
+    assert TcpInfo.parse(raw).unanswered == 4
+    assert TcpInfo.parse(b"").unanswered == 0
 
 
 def test_what_lost_nothing_or_stays_here_is_no_road(port: int) -> None:

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 _SIZE = 512
+_UNANSWERED = 2
+"""Offset of tcpi_retransmits, one byte."""
 _OFFSETS = {  # of the u32 fields; the comment is the kernel that brought it
     "mss": 16,
     "rtt_us": 68,
@@ -34,6 +36,7 @@ class TcpInfo:
         retransmits: those sent again.
         delivered: those that the other side acknowledged.
         duplicates: those sent again that the other side already had, as it reported.
+        unanswered: time-outs in a row until now, without an answer since.
     """
 
     mss: int = 0
@@ -43,16 +46,18 @@ class TcpInfo:
     segments: int = 0
     delivered: int = 0
     duplicates: int = 0
+    unanswered: int = 0
 
     @classmethod
     def parse(cls, raw: bytes) -> TcpInfo:
         """Read what `getsockopt(TCP_INFO)` returned."""
         return cls(
+            unanswered=raw[_UNANSWERED] if len(raw) > _UNANSWERED else 0,
             **{
                 name: struct.unpack_from("=I", raw, offset)[0]
                 for name, offset in _OFFSETS.items()
                 if offset + 4 <= len(raw)
-            }
+            },
         )
 
     @property

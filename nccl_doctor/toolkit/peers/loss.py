@@ -26,6 +26,8 @@ MANY_LOST = 5
 HEAVY = 0.1
 """From here on most exchanges of a job wait for a segment that was lost twice or more in a row."""
 _SUSPECT_LOST = 2
+_TOLD_LOST, _TOLD_SHARE = 6, 0.15
+"""Of a connection of the store: it has sent little yet, where each segment takes seconds."""
 _CLEAN = 20
 """Segments on a connection of the store from which on none lost means a clean road."""
 _PROVEN_LOST = 10
@@ -108,7 +110,7 @@ def read_losses(cluster: Cluster) -> Losses:
         if lost.lost or pair not in first:
             first[pair] = first.get(pair, Lost()) + lost
     good = {pair for pair, each in first.items() if each.lost < _SUSPECT_LOST}
-    lossy = set(_lossy(first, again))
+    lossy = set(_lossy(first, again, {pair for pair, each in standing.items() if each.lost}))
     blame = blame_links(good | again.keys() | lossy, lossy)
     nics: dict[int, set[str]] = {}
     for call in (*calls, *tried_again):
@@ -155,13 +157,11 @@ def _standing(cluster: Cluster) -> dict[Pair, Lost]:
     they show clean; none where they prove nothing.
     """
     seen = {pair: Lost(*each) for pair, each in roads_seen(cluster).items()}
-    if not any(map(_is_proven, seen.values())):
+    lossy = {pair: each for pair, each in seen.items() if _is_told(each)}
+    if not lossy:
         return {}
-    return {
-        pair: each
-        for pair, each in seen.items()
-        if _is_proven(each) or (not each.lost and each.segments >= _CLEAN)
-    }
+    clean = {p: each for p, each in seen.items() if not each.lost and each.segments >= _CLEAN}
+    return lossy | clean
 
 
 def _doubtful(cluster: Cluster, standing: Mapping[Pair, Lost]) -> tuple[Counter[int], int]:
@@ -184,7 +184,8 @@ def _doubtful(cluster: Cluster, standing: Mapping[Pair, Lost]) -> tuple[Counter[
                     for pair, lost in _lost(_good_calls(ends, cluster.backend)).items():
                         if lost.lost >= _SUSPECT_LOST:
                             found.update(pair)
-                            unproven += not _is_proven(lost + standing.get(pair, Lost()))
+                            known = standing.get(pair, Lost())
+                            unproven += not (known.lost or _is_proven(lost + known))
     return found, unproven
 
 
@@ -236,9 +237,11 @@ def _by_lost(each: Lost) -> tuple[int, int]:
     return each.lost, each.segments
 
 
-def _lossy(first: Mapping[Pair, Lost], again: Mapping[Pair, Lost]) -> Iterator[Pair]:
+def _lossy(
+    first: Mapping[Pair, Lost], again: Mapping[Pair, Lost], told: Set[Pair]
+) -> Iterator[Pair]:
     """The pairs that lost segments when tried again, and many in total; or very many at first, and
-    were not tried again.
+    were not tried again, or are `told` by the connections of the store.
 
     Where answers are lost, segments are sent again that had arrived. The other side reports them,
     and some of these reports are lost as well: of what looks lost on the way there, a share of up
@@ -250,9 +253,14 @@ def _lossy(first: Mapping[Pair, Lost], again: Mapping[Pair, Lost]) -> Iterator[P
         if pair in again:
             many = again[pair].lost >= _SUSPECT_LOST and total.lost >= MANY_LOST
         else:
-            many = _is_proven(total)
+            many = _is_proven(total) or (pair in told and total.share >= HEAVY)
         if many and total.share >= LOSSY and total.share > back**2:
             yield pair
+
+
+def _is_told(lost: Lost) -> bool:
+    """Whether a connection of the store has lost so much that its road is lossy."""
+    return _is_proven(lost) or (lost.lost >= _TOLD_LOST and lost.share >= _TOLD_SHARE)
 
 
 def _is_proven(lost: Lost) -> bool:

@@ -40,7 +40,8 @@ def roads_of_store(port: int | None) -> Roads:
         if each.remote != each.local:
             road = found[each.remote]
             road[0] += each.tcp.segments
-            road[1] += each.tcp.lost
+            # A road that is cut sends again in vain: lost is what something came through after.
+            road[1] += max(0, each.tcp.lost - each.tcp.unanswered)
     worst = sorted(found, key=lambda address: (-found[address][1], -found[address][0]))
     if not worst or found[worst[0]][1] < _TELLING:
         return {}
