@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +31,7 @@ from nccl_doctor.checks.firewall.culprits import follow_pairs
 from nccl_doctor.toolkit.firewall.netfilter import Rules
 from nccl_doctor.toolkit.firewall.rulesets import parse_nft
 from nccl_doctor.toolkit.net.interfaces import Interface
+from nccl_doctor.toolkit.peers.echo import Door
 from nccl_doctor.toolkit.peers.listeners import Listeners
 from nccl_doctor.toolkit.peers.schedule import Schedule
 from tests.support.clusters import make_cluster, outcome, with_round
@@ -485,6 +489,44 @@ def test_what_fails_at_a_host_that_listens_no_more_was_not_tried() -> None:
     facts = CHECK.observe(context((0, 4), peers, store=4, clients=[]))
     (result,) = facts["peers"]["4"]
     assert (result["attempts"], peers.posted["gone"]) == ([], True)
+
+
+@contextmanager
+def takes_one(door: Door) -> Iterator[Door]:
+    """The way to a listener that takes one connection, and is closed then."""
+
+    def pass_on(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def run() -> None:
+        caller, _ = way.accept()
+        way.close()
+        with caller, socket.create_connection((door.address, door.port)) as listener:
+            back = threading.Thread(target=pass_on, args=(listener, caller))
+            back.start()
+            pass_on(caller, listener)
+            back.join(10)
+
+    with socket.create_server((door.address, 0)) as way:
+        thread = threading.Thread(target=run)
+        thread.start()
+        yield replace(door, port=way.getsockname()[1])
+        thread.join(10)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_few_connections_at_a_host_that_listens_no_more_say_nothing(gone: bool) -> None:
+    with Listeners(["127.0.0.2"]) as listeners, takes_one(listeners.doors[0]) as door:
+        entry = {"interface": "eth0", "roles": ["gloo"], **door.to_json()}
+        given = {"listen": {4: [entry]}, "done": {4: True}, "gone": {4: True} if gone else {}}
+        facts = CHECK.observe(context((0, 4), OtherHost(given), store=4, clients=[]))
+    (result,) = facts["peers"]["4"]
+    (call,) = result["attempts"]
+    assert call["outcome"] == "ok"
+    assert ("stood" in call) is not gone
 
 
 def test_an_address_of_ones_own_is_not_called() -> None:

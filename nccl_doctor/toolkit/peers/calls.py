@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypedDict, TypeVar
 
@@ -14,6 +15,7 @@ from nccl_doctor.toolkit.net.rtnetlink import fixed_neighbours, neighbours
 from nccl_doctor.toolkit.peers.drops import Counts, grown, read_counts_of_all
 from nccl_doctor.toolkit.peers.echo import (
     MAX_CALLS,
+    Call,
     Door,
     Talk,
     call_all,
@@ -153,6 +155,15 @@ def call_on_chosen_addresses(ctx: Context, talk: Talk | None = None) -> Matrix:
     }
 
 
+def _before_it_went(calls: Sequence[Call]) -> Sequence[Call]:
+    """Those of the calls of a host that listens no more which prove something: it had passed a call
+    before, and has closed to the connections that came then.
+    """
+    if not calls or calls[-1].outcome != "ok":
+        return []
+    return [*calls[:-1], replace(calls[-1], wanted=0, stood=0)]
+
+
 def call_others(
     entries: Sequence[Entry],
     budget_s: float,
@@ -185,10 +196,13 @@ def call_others(
     failed = [
         seat
         for (seat, _), each in zip(others, calls, strict=True)
-        if each and each[-1].outcome != "ok"
+        if each and (each[-1].outcome != "ok" or each[-1].stood < each[-1].wanted)
     ]
     away = gone(failed)
-    results = iter([] if seat in away else c for (seat, _), c in zip(others, calls, strict=True))
+    results = (
+        _before_it_went(each) if seat in away else each
+        for (seat, _), each in zip(others, calls, strict=True)
+    )
     peers: dict[str, list[dict[str, Any]]] = {}
     macs, fixed = neighbours(), None
     for (seat, entry), mine in zip(entries, shared, strict=True):
