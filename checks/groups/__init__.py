@@ -194,9 +194,10 @@ def _places(cluster: Cluster, world: tuple[int, ...]) -> dict[str, list[int]]:
     hosts = cluster.present_hosts
     firsts = [seat for host in hosts for seat in [cluster.ranks_on(host)[0].seat]]
     groups = {"world": world, "evens": world[::2], "odds": world[1::2]}
+    place = {seat: at for at, seat in enumerate(world)}  # a search for each would be ranks²
     if len(hosts) > 1:
-        groups["across-hosts"] = tuple(sorted(firsts, key=world.index))
-    return {name: [world.index(seat) for seat in seats] for name, seats in groups.items() if seats}
+        groups["across-hosts"] = tuple(sorted(firsts, key=place.__getitem__))
+    return {name: [place[seat] for seat in seats] for name, seats in groups.items() if seats}
 
 
 def _state(attempt: Attempt) -> str:

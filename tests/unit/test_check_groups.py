@@ -300,3 +300,24 @@ def test_wrong_entry_names_the_giver_inside_a_further_group() -> None:
 
 def test_own_view_blames_nobody() -> None:
     assert judge(CHECK, replace(rounds(in_order=ALL_HUNG), complete=False)) == []
+
+
+class Compared(int):
+    """A seat that counts how often seats are compared."""
+
+    count = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.count += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+def test_a_plan_looks_each_rank_up_without_a_search_through_all() -> None:
+    cluster = make_cluster([f"nd{node}" for node in range(64)])
+    ranks = tuple(replace(rank, seat=Compared(2 * rank.seat)) for rank in cluster.ranks)
+    groups = CHECK.plan(replace(cluster, ranks=ranks))[0].params["groups"]
+    assert groups["odds"] == list(range(1, 128, 2))
+    assert groups["across-hosts"] == list(range(0, 128, 2))
+    assert Compared.count < 1000  # 128 ranks; a search each is 16,000
