@@ -411,6 +411,7 @@ class Runs:
                 self._texts.mkdir(parents=True, exist_ok=True)
                 text = f"{case}\n{result.score}\n{result.text}\n"
                 (self._texts / f"{case.id}.txt").write_text(text, encoding="utf-8")
+        case = case.without(result.unstruck)
         mark = "right" if result.score.is_right else "WRONG"
         more = "" if result.score.is_right else f"  {_seen(result)}, not {case.title}"
         print(f"{mark} {result.seconds:5.1f} s  {case.id}{more}", flush=True)

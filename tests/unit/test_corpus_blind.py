@@ -42,6 +42,15 @@ def test_every_mechanism_is_drawn() -> None:
     assert len(titles) > len(MECHANISMS)  # each has at least one wording, many have several
 
 
+def test_what_never_began_is_no_cause() -> None:
+    cut = Cause(frozenset(["host-cut-off"]), links=frozenset([("nd1", "nd2")]))
+    late = Case("a", "power; shm", expect=(cut, HOST, Cause(frozenset(["x"]), frozenset(["nd0"]))))
+    came = late.without(("nd2",))
+    assert [cause.hosts for cause in came.expect] == [{"nd0"}]
+    assert came.title == "power; shm (did not begin on nd2)"
+    assert late.without(()) is late
+
+
 LINK = Cause(frozenset(["x"]), links=frozenset([("nd0", "nd1")]))
 HOST = Cause(frozenset(["y", "z"]), hosts=frozenset(["nd2"]))
 BOTH = Cause(frozenset(["y"]), hosts=frozenset(["nd2", "nd1"]))

@@ -8,8 +8,8 @@ is a function in `inject`. `blind` draws faults that nobody chose.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,21 @@ class Case:
     def names(self) -> tuple[str, ...]:
         """Names of its hosts."""
         return tuple(f"nd{index}" for index in range(self.hosts))
+
+    def without(self, unstruck: Collection[str]) -> Case:
+        """The case as it came, where what was to begin during the run never did on these hosts: the
+        check that it waits for was not held there. It is no cause then, and its title says so.
+        """
+        if not unstruck:
+            return self
+        on = [
+            {*cause.hosts, *(end for link in cause.links for end in link)} for cause in self.expect
+        ]
+        came = (
+            each for each, hosts in zip(self.expect, on, strict=True) if not hosts & {*unstruck}
+        )
+        title = f"{self.title} (did not begin on {', '.join(sorted(unstruck))})"
+        return replace(self, title=title, expect=tuple(came))
 
 
 @dataclass(frozen=True)

@@ -53,15 +53,23 @@ class Scene:
         return [name for name in self.lab.names if name not in self.absent]
 
     @contextmanager
-    def striking(self) -> Iterator[None]:
-        """Let the strikes come, each when it is due, while the body runs."""
+    def striking(self) -> Iterator[set[str]]:
+        """Let the strikes come, each when it is due, while the body runs. Yields a set that has the
+        hosts whose strike was never due, after that.
+        """
+        unstruck: set[str] = set()
         with ExitStack() as stack:
-            for each in self.strikes:
-                comm, where = f"ncd:{each.check}", [each.host]
+            begun = [
                 stack.enter_context(
-                    self.lab.strike(None, each.signal, comm, hosts=where, act=each.act)
+                    self.lab.strike(
+                        None, each.signal, f"ncd:{each.check}", hosts=[each.host], act=each.act
+                    )
                 )
-            yield
+                for each in self.strikes
+            ]
+            yield unstruck
+            came = zip(self.strikes, begun, strict=True)
+            unstruck |= {each.host for each, strike in came if strike.pid is None}
 
 
 Step = Callable[..., None]

@@ -156,7 +156,11 @@ def cable_out(of: Cluster) -> Fault:
     """A cable is out, or the card is down."""
     how = of.random.choice(("pull_cable", "link_down"))
     words = {"pull_cable": "cable out", "link_down": "card down"}[how]
-    return at_host(words, of.victim, "host-cut-off", {"do": how}, waits=True)
+    fault = at_host(words, of.victim, "host-cut-off", {"do": how}, waits=True)
+    if of.victim != of.names[0]:
+        return fault
+    # Nobody can sign in: of what else is wrong, a part shows at the sign-in only.
+    return Fault(fault.title, fault.steps, fault.causes, frozenset(of.names), waits=True)
 
 
 @mechanism("join", launchers=NO_RENDEZVOUS, first=False)

@@ -44,6 +44,7 @@ def _plain(result: Result) -> dict[str, Any]:
         "seconds": result.seconds,
         "codes": result.codes,
         "leftovers": result.leftovers,
+        "unstruck": result.unstruck,
         "blamed": score.blamed,
         **{
             name: [_cause_to_json(cause) for cause in getattr(score, name)]
@@ -64,6 +65,7 @@ def _result(data: Mapping[str, Any]) -> Result:
         None,
         tuple(data["leftovers"]),
         "",
+        tuple(data.get("unstruck", ())),
     )
 
 

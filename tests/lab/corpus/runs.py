@@ -38,7 +38,8 @@ class Result:
     """What the doctor said of a case.
 
     `seconds` from the start of the first host to the end of the last that can end; `codes` are exit
-    codes; `text` is everything, for whoever has to find out why it is wrong.
+    codes; `text` is everything, for whoever has to find out why it is wrong; `unstruck` as in
+    `Examined`.
     """
 
     score: Score
@@ -47,6 +48,7 @@ class Result:
     answer: dict[str, Any] | None
     leftovers: tuple[str, ...]
     text: str
+    unstruck: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,27 +70,31 @@ def run(case: Case, join_s: float, *, fresh: bool = False) -> Result:
         slurm = Slurm(lab) if case.launcher == "srun" else None
         scene = prepare(case, lab)
         before = set(lab.shared_memory())  # a case may have files there, which have to stay
-        done, answer, others = examine(case, scene, join_s, slurm)
+        done, answer, others, unstruck = examine(case, scene, join_s, slurm)
         ended = [each for each in done.done if each.host not in lab.frozen]
         left = [each for each in done.leftovers if each not in before]
         if lab.frozen:
             left = []  # they are stopped, and hold what they had
         return Result(
-            score(case, answer, others),
+            score(case.without(unstruck), answer, others),
             max(each.seconds for each in ended),
             tuple(each.code for each in ended),
             answer,
             tuple(left),
             str(done),
+            unstruck,
         )
 
 
 class Examined(NamedTuple):
-    """The run of a case, the report that a reader ends up with, and all others."""
+    """The run of a case, the report that a reader ends up with, all others, and the hosts on which
+    what was to begin during the run never did.
+    """
 
     done: Run
     answer: dict[str, Any] | None
     others: Sequence[dict[str, Any]]
+    unstruck: tuple[str, ...] = ()
 
 
 def examine(case: Case, scene: Scene, join_s: float, slurm: Slurm | None = None) -> Examined:
@@ -96,9 +102,9 @@ def examine(case: Case, scene: Scene, join_s: float, slurm: Slurm | None = None)
     views = scene.lab.new_folder() / "views"
     views.mkdir()
     options = ("--join-timeout", f"{join_s:g}", "--output-dir", str(views), *case.options)
-    with scene.striking():
+    with scene.striking() as unstruck:
         done = _start(case, scene, slurm, options)
-    return Examined(done, *_answer(done, views, scene.lab.python))
+    return Examined(done, *_answer(done, views, scene.lab.python), tuple(sorted(unstruck)))
 
 
 def _start(case: Case, scene: Scene, slurm: Slurm | None, options: Sequence[str]) -> Run:
