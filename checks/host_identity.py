@@ -49,7 +49,7 @@ from nccl_doctor.api import (
     number_range,
 )
 from nccl_doctor.toolkit.host import mounts, text_of
-from nccl_doctor.toolkit.hosts import is_namesake
+from nccl_doctor.toolkit.hosts import is_namesake, published_address
 
 HOSTNAME = Kind(
     "hostname-duplicate",
@@ -100,6 +100,7 @@ class HostIdentity(Check):
     name = "host_identity"
     layer = Layer.NAME
     kinds = (HOSTNAME, MACHINE_ID, SHARED_HOST)
+    reads = ("own_name",)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Read what identifies this machine.
@@ -122,6 +123,11 @@ class HostIdentity(Check):
         names: dict[str, list[Host]] = defaultdict(list)
         machines: dict[tuple[Any, ...], list[Host]] = defaultdict(list)
         ids: dict[str, list[Host]] = defaultdict(list)
+        astray = {
+            rank.host.id
+            for rank, facts in cluster.facts("own_name")
+            if cluster.backend == "gloo" and not published_address(rank, facts)
+        }
         key = {}
         for host, facts in seen.values():
             place = (facts["boot_id"], facts["netns"])
@@ -133,8 +139,10 @@ class HostIdentity(Check):
         for name, hosts in names.items():
             number = len({key[host.id] for host in hosts})
             if number > 1:
-                # One of them leads MASTER_ADDR to itself, and never came in.
+                # One of them leads MASTER_ADDR to itself, and never came in; or gloo takes the
+                # address of the other one for its own, and then 127.0.0.1.
                 lost = any(is_namesake(rank[host.id]) and not host.joined for host in hosts)
+                lost = lost or any(host.id in astray for host in hosts)
                 yield Finding(
                     HOSTNAME,
                     f"{number} hosts have the name {name}",

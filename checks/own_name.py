@@ -64,8 +64,8 @@ from nccl_doctor.api import (
     word,
 )
 from nccl_doctor.toolkit.host import host_name
-from nccl_doctor.toolkit.hosts import is_namesake, sides_in_words
-from nccl_doctor.toolkit.net.interfaces import first_bindable, interfaces, is_loopback
+from nccl_doctor.toolkit.hosts import is_namesake, published_address, sides_in_words
+from nccl_doctor.toolkit.net.interfaces import interfaces, is_loopback
 from nccl_doctor.toolkit.net.names import LookUp, look_up
 from nccl_doctor.toolkit.net.routes import source_towards
 from nccl_doctor.toolkit.shared_kinds import ADDR_DIGITS_ONLY, ADDR_LOOPBACK, ADDR_UNRESOLVABLE
@@ -137,14 +137,18 @@ class OwnName(Check):
         if spans_machines(cluster):
             reports = list(cluster.facts(self.name))
             owners: dict[str, set[int]] = {}
+            named: dict[str | None, set[int]] = {}
             for rank, facts in reports:
                 owners.setdefault(_own_address(facts), set()).add(rank.host.id)
+                named.setdefault(rank.host.name, set()).add(rank.host.id)
             for rank, facts in reports:
-                # Whoever took the address of another host lost the one that its name leads to.
+                # Whoever took the address of another host lost the one that its name leads to;
+                # whoever took its name is led to the other one's.
                 taken = len(owners[_own_address(facts)]) > 1
+                cloned = "hostname-duplicate" if len(named[rank.host.name]) > 1 else None
+                why = "address-duplicate" if taken else cloned
                 for found in _published(cluster, rank, facts):
-                    because = taken and found.kind is NOT_OURS
-                    yield found.replaced(explained_by="address-duplicate" if because else None)
+                    yield found.replaced(explained_by=why if found.kind is NOT_OURS else None)
             yield from _families(cluster)
 
 
@@ -157,8 +161,7 @@ def _published(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterat
     """Finding on the address that gloo publishes: the first of the own name that can be bound."""
     own = LookUp.from_json(facts["own"])
     name, answers = own.query, own.answers
-    own_ones = {a for _, addresses in facts["interfaces"] for a in addresses}
-    published = first_bindable(answers, own_ones | set(rank.host.addresses))
+    published = published_address(rank, facts)
     if rank.env.get("GLOO_SOCKET_IFNAME") or (published and not is_loopback(published)):
         return
     nic = likely_address(facts["interfaces"], facts.get("source", ""))

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from nccl_doctor.model.cluster import Cluster, Host, OutcomeStatus, Rank
 from nccl_doctor.model.findings import Where
-from nccl_doctor.toolkit.net.interfaces import is_link_local, is_virtual, leads_inside
+from nccl_doctor.toolkit.net.interfaces import (
+    first_bindable,
+    is_link_local,
+    is_virtual,
+    leads_inside,
+)
 
 _MOST_NAMES = 4
 WHO = "who has what"
@@ -35,6 +41,14 @@ def is_namesake(rank: Rank) -> bool:
     if launch is None or not name or not launch.node_rank or not launch.master_addr:
         return False
     return name.lower().partition(".")[0] == launch.master_addr.lower().partition(".")[0]
+
+
+def published_address(rank: Rank, facts: Mapping[str, Any]) -> str:
+    """Address of its host that gloo publishes for the own name, by the facts of check `own_name`;
+    empty where the name leads to none of its own.
+    """
+    own = {address for _, addresses in facts["interfaces"] for address in addresses}
+    return first_bindable(facts["own"]["answers"], own | set(rank.host.addresses))
 
 
 def host_labels(cluster: Cluster) -> dict[int, str]:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import socket
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Confidence, Context, Finding, Launch, Severity
+from nccl_doctor.api import ALONE, Cluster, Confidence, Context, Finding, Launch, Severity
+from nccl_doctor.checks.host_identity import HostIdentity
 from nccl_doctor.checks.own_name import OwnName
+from nccl_doctor.judge.causes import explain, root_causes
 from nccl_doctor.toolkit.nccl.interface_choice import gloo_choice
 from nccl_doctor.toolkit.net.interfaces import Interface, first_bindable
 from nccl_doctor.toolkit.net.names import LookUp
-from tests.support.clusters import make_cluster, shut_out
+from tests.support.clusters import make_cluster, outcome, reread, shut_out
 from tests.support.findings import judge
 from tests.support.peers import World, choice
 
@@ -139,6 +142,28 @@ def test_a_host_that_took_the_address_of_another_has_lost_its_own():
     assert (found.where.hosts, found.explained_by) == (("nd2",), "address-duplicate")
     by_host["nd2"]["interfaces"][1][1][0] = "192.168.77.9"  # nobody else has this one
     assert only(cluster_of(by_host)).explained_by is None
+
+
+def test_a_clone_is_led_to_the_host_whose_name_it_has():
+    told = {0: facts("nd0"), 2: facts("nd1", look("nd0", ND0)), 4: facts("nd2")}
+    known = {rank: {ALONE: outcome(each)} for rank, each in told.items()}
+    made = make_cluster(("nd0", "nd0", "nd2"))
+    hosts = tuple(
+        replace(host, facts=reread({"own_name": known[2 * host.id], **identity(host.id)}))
+        for host in made.hosts
+    )
+    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
+    cluster = replace(made, hosts=hosts, ranks=ranks)
+    found = [*judged(cluster), *judge(HostIdentity(), cluster)]
+    assert {each.code for each in found} == {"addr-loopback", "hostname-duplicate"}
+    (root,) = root_causes(explain(found, cluster))
+    assert (root.code, root.where.hosts) == ("hostname-duplicate", ("nd0",))
+    assert root.level is Severity.FAIL
+
+
+def identity(host: int) -> Any:
+    seen = {"boot_id": "b", "machine_id": None, "image": False, "netns": host}
+    return {"host_identity": {ALONE: outcome(seen)}}
 
 
 def test_a_name_whose_first_usable_address_is_on_the_network_is_fine():
