@@ -119,8 +119,8 @@ from .kinds import (
     PEER_INTERCEPTED,
     PEER_NO_ROUTE,
     PEER_ONE_WAY,
-    find_mtu,
     if_reached,
+    lower_mtu,
 )
 from .local import RulesFacts, observe_rules
 from .sampled import SAMPLED, judge_sample
@@ -387,7 +387,8 @@ def _fix(matrix: _Matrix, kind: Kind, found: Suspects) -> str:
         return fill(NO_ANSWER, on=(matrix.labels[call.caller],), ADDRESS=call.address)
     remove = kind in (MTU_BLACKHOLE, PEER_INTERCEPTED)
     if kind is MTU_BLACKHOLE and not found.rules:
-        return find_mtu(matrix.labels[call.caller], call.address, call.interface)
+        call = next((each for each in found.calls if each.carries), call)
+        return lower_mtu(call, matrix.labels[call.caller])
     if remove and not found.rules:
         return kind.fix
     steps = how_to_open(found, matrix.labels, matrix.rules, remove=remove)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nccl_doctor.api import Fix, Kind, Layer, On, Step, look, word
 from nccl_doctor.toolkit.nccl.use_interface import CHOOSE
+from nccl_doctor.toolkit.peers.matrix import PeerCall
 
 _BOTH_WAYS = (
     "NCCL and gloo need connections on ephemeral ports between all hosts, in both directions"
@@ -88,14 +89,23 @@ _PAYLOADS = (8972, 4472, 1472, 1452, 1432, 1412, 1392, 1372, 1352, 1322, 1272, 1
 (1480, 1450, 1420, 1400, …) to what every path carries."""
 
 
-def find_mtu(caller: str, address: str, nic: str) -> Fix:
+def lower_mtu(call: PeerCall, caller: str) -> Fix:
     """The fix for a path that loses large packets: the MTU that it carries, for both its ends."""
-    bare = address.partition("%")[0]
+    bare, device = call.address.partition("%")[0], word(call.interface.partition(":")[0])
+    others = [Fix(text='let ICMP "fragmentation needed" pass on the way')]
+    if call.carries:
+        set_it = f"ip link set dev {device} mtu"
+        lower = Step(
+            f"{set_it} {call.carries}",
+            on=On.EVERY,
+            undo=f"{set_it} {call.mtu}",
+            note="the largest packets that pass; the MTU has to be the same on all hosts",
+        )
+        return Fix(lower, alternatives=others)
     headers = 48 if ":" in bare else 28
     sizes = " ".join(str(payload) for payload in _PAYLOADS)
-    ping = f"ping -c 2 -W 1 -M do -s $size {word(address)} > /dev/null 2>&1"
+    ping = f"ping -c 2 -W 1 -M do -s $size {word(call.address)} > /dev/null 2>&1"
     print_it = f'echo "MTU $((size + {headers}))"'
-    device = word(nic.partition(":")[0])
     return Fix(
         look(
             f"for size in {sizes}; do {ping} && {print_it} && break; done",
@@ -107,9 +117,8 @@ def find_mtu(caller: str, address: str, nic: str) -> Fix:
             on=On.EVERY,
             note="SIZE is that MTU; it has to be the same on all hosts of the network",
         ),
-        text="lower the MTU of both ends to what the path carries: "
-        f"ping -M do -s {1500 - headers} {bare} finds out whether it is 1500",
-        alternatives=[Fix(text='let ICMP "fragmentation needed" pass on the way')],
+        text="lower the MTU of both ends to what the path carries",
+        alternatives=others,
     )
 
 

@@ -20,6 +20,7 @@ from nccl_doctor.api import (
     Context,
     Fix,
     Launch,
+    On,
     Outcome,
     OutcomeStatus,
     Severity,
@@ -35,6 +36,7 @@ from nccl_doctor.toolkit.peers.echo import Door
 from nccl_doctor.toolkit.peers.listeners import Listeners
 from nccl_doctor.toolkit.peers.schedule import Schedule
 from tests.support.clusters import make_cluster, outcome, with_round
+from tests.support.fixes import prose_with_commands
 from tests.support.peers import (
     DROPPED,
     NO_ROUTE,
@@ -200,6 +202,17 @@ def test_the_fix_of_a_black_hole_finds_the_size_and_says_where_to_set_it() -> No
     script = f"set +m\n{ping}\n{find.command}\n"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "MTU 1400\n"
+
+
+def test_the_fix_of_a_black_hole_sets_the_size_that_passes() -> None:
+    world = World(2).fail([("nd0", "nd1"), ("nd1", "nd0")], stuck("upload"))
+    world.facts["nd1"]["peers"]["0"][0] |= {"carries": 1400, "mtu": 9000}
+    found = only(world.judge(), "mtu-blackhole")
+    (step,) = found.fix.steps
+    assert step.command == "ip link set dev eth0 mtu 1400"
+    assert step.undo == "ip link set dev eth0 mtu 9000"
+    assert step.on is On.EVERY
+    assert prose_with_commands(found.fix) == []
 
 
 def test_what_stalls_halfway_is_only_possibly_the_mtu() -> None:

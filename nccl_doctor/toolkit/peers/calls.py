@@ -22,6 +22,7 @@ from nccl_doctor.toolkit.peers.echo import (
     scoped,
 )
 from nccl_doctor.toolkit.peers.listeners import Listeners
+from nccl_doctor.toolkit.peers.path_size import carried
 from nccl_doctor.toolkit.peers.schedule import schedule_of
 from nccl_doctor.toolkit.peers.standing import Roads, roads_of_store
 from nccl_doctor.toolkit.peers.visitors import Stranger
@@ -185,7 +186,8 @@ def call_others(
     own address that it came from; if it failed, the `route` that leads nowhere, if it is one, and
     `fixed`: hardware address and interface of an entry of the neighbour table that somebody made,
     if it is not the other host's; and `answers`: the hardware address that answers here for a
-    neighbour, if it is another one.
+    neighbour, if it is another one. The first one whose large echo stopped has `carries`, from
+    `path_size.carried`, and the `mtu` of the interface of that name here.
     """
     own = {address for each in interfaces() for address in each.addresses}
     shared = [entry["address"].partition("%")[0] in own for _, entry in entries]
@@ -205,6 +207,8 @@ def call_others(
     )
     peers: dict[str, list[dict[str, Any]]] = {}
     macs, fixed = neighbours(), None
+    nics = {each.name: each.mtu for each in interfaces()}
+    sized = False
     for (seat, entry), mine in zip(entries, shared, strict=True):
         answers = macs.get(entry["address"].partition("%")[0])
         # The tokens of the listener stay out of the facts.
@@ -214,6 +218,9 @@ def call_others(
         last: Mapping[str, Any] = made[-1] if made else {"outcome": "ok"}
         if last["outcome"] != "ok" or last.get("stood", 0) < last.get("wanted", 0):
             known["source"], lost = source_of(entry["address"])
+        if last["outcome"] == "mtu" and (nic := entry["interface"]) in nics and not sized:
+            sized = True  # once: the hosts of a network are to have one MTU
+            known["mtu"], known["carries"] = nics[nic], carried(door_of(entry), nics[nic])
         if last["outcome"] != "ok":
             if route := dead_route(entry["address"], lost):
                 known["route"] = route

@@ -148,7 +148,7 @@ def _tried(door: Door, origin: Origin | None, talk: Talk) -> list[Call]:
     if sock is None:
         return made
     with sock:
-        result = _hold(sock, door, talk)
+        result = hold(sock, door, talk)
     # Where a segment is lost, so would a new connection be: none of them for want of a limit.
     is_good = result.outcome == "ok" and not result.detail and result.lost < _LOST
     if talk.burst and is_good and origin is None:
@@ -167,7 +167,7 @@ def _burst(door: Door, count: int) -> int:
         return count
 
 
-def _hold(sock: socket.socket, door: Door, talk: Talk) -> Call:
+def hold(sock: socket.socket, door: Door, talk: Talk) -> Call:
     """The result of what was said on a new connection."""
     try:
         sock.settimeout(STALL_S)

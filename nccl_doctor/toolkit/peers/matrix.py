@@ -44,7 +44,9 @@ class PeerCall:
     `job` is True if the job's own backend would use the address. `attempts` are `Call`s as plain
     data; the last one is the result. `route` is one of the caller that leads nowhere, if that is
     why. `fixed`: hardware address and interface of an entry of the caller's neighbour table that
-    somebody made, and that leads to another machine; empty if there is none.
+    somebody made, and that leads to another machine; empty if there is none. `carries`: bytes of
+    the largest packets that pass, where larger ones stop, and `mtu` of the caller's interface; 0 if
+    that was not tried.
     """
 
     caller: int
@@ -57,6 +59,8 @@ class PeerCall:
     attempts: Sequence[Mapping[str, Any]]
     route: str = ""
     fixed: tuple[str, ...] = ()
+    carries: int = 0
+    mtu: int = 0
 
     @property
     def pair(self) -> Pair:
@@ -154,6 +158,8 @@ def read_calls(reports: Iterable[tuple[Rank, Mapping[str, Any]]], backend: str) 
                     entry["attempts"],
                     str(entry.get("route", "")),
                     tuple(map(str, entry.get("fixed", ()))),
+                    int(entry.get("carries", 0)),
+                    int(entry.get("mtu", 0)),
                 )
                 if call.outcome != "untested":
                     calls.append(call)
