@@ -8,7 +8,8 @@ before it opens (TCP_MAXSEG, tcp(7)) sends smaller packets, and the other side d
 from __future__ import annotations
 
 import socket
-from concurrent.futures import ThreadPoolExecutor, wait
+import time
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from nccl_doctor.toolkit.peers.calm import Calm
 from nccl_doctor.toolkit.peers.echo import STALL_S, Door, Talk, hold
@@ -19,7 +20,7 @@ _SIZES = (
 )
 """Bytes of IP packets to try: below jumbo frames and Ethernet, those of tunnels (1480 of IPIP, 1450
 of VXLAN, 1420 of WireGuard, …) down to what every network carries."""
-_LIMIT_S = STALL_S + 2.0
+_LIMIT_S, _MORE_S = STALL_S + 2.0, 0.7
 _HEADERS = {socket.AF_INET: 40, socket.AF_INET6: 60}
 """Bytes of IP and TCP; options of TCP count as a part of the segment."""
 
@@ -37,9 +38,17 @@ def carried(door: Door, mtu: int) -> int:
         return 0
     pool = ThreadPoolExecutor(len(sizes))
     tried = {pool.submit(_passes, door, size): size for size in sizes}
-    done, _ = wait(tried, _LIMIT_S)
+    begun = time.monotonic()
+    until, largest, left = begun + _LIMIT_S, 0, set(tried)
+    while left and (patience := until - time.monotonic()) > 0:
+        done, left = wait(left, patience, FIRST_COMPLETED)
+        passed = [tried[each] for each in done if each.result()]
+        if passed and not largest:  # the others that pass take about as long
+            took = time.monotonic() - begun
+            until = min(until, begun + took + max(_MORE_S, took))
+        largest = max([largest, *passed])
     pool.shutdown(wait=False, cancel_futures=True)
-    return max((tried[each] for each in done if each.result()), default=0)
+    return largest
 
 
 def _passes(door: Door, size: int) -> bool:
