@@ -8,7 +8,8 @@ from tests.lab.corpus.mechanisms import BY_HOST, at_host, between, both
 SYN = "tcp flags & (fin | syn | rst | ack) == syn"
 PORTS = "tcp dport 32768-60999"
 NO_SRUN = ("own", "torchrun", "c10d", "plain")
-"""Launchers that wait for no task on a host that nobody reaches: srun does, when all is said."""
+"""Launchers that wait for no task on a host that nobody reaches, or whose tasks are all stopped: srun
+does, when all is said."""
 BLOCKED = ("peer-one-way", "peer-blocked")
 DURING = ("firewall", "collectives", "groups")
 """Checks that have a process on each host for long enough to be struck."""
@@ -155,7 +156,7 @@ def rank_stopped(of: Cluster) -> Fault:
     return at_host("SIGSTOP in collectives", of.victim, "rank-frozen", step)
 
 
-@mechanism("during", first=False)
+@mechanism("during", first=False, launchers=NO_SRUN)
 def host_hangs(of: Cluster) -> Fault:
     """Every process of a host is stopped."""
     step = {"do": "signal_all", "how": "SIGSTOP", "at": of.random.choice(DURING)}
