@@ -8,8 +8,7 @@ from tests.lab.corpus.mechanisms import BY_HOST, at_host, between, both
 SYN = "tcp flags & (fin | syn | rst | ack) == syn"
 PORTS = "tcp dport 32768-60999"
 NO_SRUN = ("own", "torchrun", "c10d", "plain")
-"""Launchers that wait for no task on a host that nobody reaches, or whose tasks are all stopped: srun
-does, when all is said."""
+"""Launchers that wait for no task of a host that nobody reaches, or that is stopped: srun does."""
 BLOCKED = ("peer-one-way", "peer-blocked")
 DURING = ("firewall", "collectives", "groups")
 """Checks that have a process on each host for long enough to be struck."""
