@@ -15,7 +15,9 @@ import pytest
 
 from tests.cli.program import CLEAN
 from tests.ranks.ranks import free_port
+from tests.support import forkserver
 from tests.support.forkserver import Forked, quick_python_path, read_early
+from tests.support.quick_python import make
 
 WAITS = ("run", "--nnodes", "2", "--node-rank", "0", "--master-addr", "localhost")
 OPTIONS = ("--backend", "gloo", "--nproc-per-node", "1", "--select", "ranks", "--timeout", "60")
@@ -123,3 +125,19 @@ def test_a_forked_one_has_the_modules_of_its_path_and_ends_as_python_does(tmp_pa
         assert forked.wait(30) == code, (tmp_path / "err").read_text()
     (tmp_path / "json.py").touch()
     assert read_early({"PYTHONPATH": str(tmp_path)})
+
+
+ASKS = """
+import os, socket, sys
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+sock.connect(sys.argv[1])
+socket.send_fds(sock, [b"1\\0nccl_doctor"], [0, 1, 2, os.open(".", os.O_PATH)])
+"""
+
+
+def test_the_server_survives_a_caller_that_is_gone(tmp_path: Path):
+    python, door = make(tmp_path)
+    subprocess.run([sys.executable, "-c", ASKS, str(tmp_path / "door")], check=True)
+    caller, _ = door.accept()
+    with door, caller:
+        assert forkserver._receive(caller, [], str(python)) is None

@@ -257,7 +257,11 @@ class Guest:
 def _receive(caller: socket.socket, sockets: Sequence[socket.socket], python: str) -> Guest | None:
     """Fork what a caller asks for, if a fork can be it."""
     request = quick_python.receive(caller)
-    if request is None or quick_python.needs_fresh(request):
+    try:
+        fresh = request is None or quick_python.needs_fresh(request)
+    except (FileNotFoundError, ProcessLookupError):  # whoever asks was killed meanwhile
+        fresh = True
+    if request is None or fresh:
         with contextlib.suppress(OSError):
             caller.send(b"fresh")
         caller.close()

@@ -159,8 +159,9 @@ def _answer(
 
 
 def run_stock(case: Case, cap_s: float = STOCK_CAP_S) -> Stock:
-    """Run plain torchrun with an all-reduce on the same case in a fresh lab."""
+    """Run plain torchrun with an all-reduce on the same case in a fresh lab, as a user would."""
     with Lab(case.names, clocks=case.clocks) as lab:
+        lab.fresh = True
         scene = prepare(case, lab)
         folder = lab.new_folder()
         script = folder / "job.py"
@@ -203,5 +204,5 @@ def _telling(processes: Sequence[Process], cap_s: float) -> tuple[str, float | N
     if not lines:
         return "nothing", None
     seconds, host, text = min(lines)
-    text = _PREFIX.sub("", text)[:160]
+    text = _PREFIX.sub("", text, count=1)[:160]  # it matches again behind an empty match
     return f"{host}: {text}", seconds
