@@ -327,7 +327,7 @@ def _causes(
     rule on rank 0's host stops every new connection, whoever signed in came before the rule.
     """
     refused = {rank.seat: rank.refused for rank in cluster.absent if rank.refused}
-    absent = [rank for rank in cluster.absent if not rank.refused]
+    absent = [rank for rank in cluster.absent if not (rank.refused or _was_kept_out(rank))]
     if absent and len(absent) <= sum(stands_for(r) for r in cluster.present if r.seat in spare):
         stands_in = Counter(spare.values()).most_common(1)[0][0]
         return {**dict.fromkeys((rank.seat for rank in absent), stands_in), **refused}
@@ -348,8 +348,8 @@ def _absent(cluster: Cluster, causes: Mapping[int, str]) -> Iterator[Finding]:
     whole: dict[str | None, list[Rank]] = defaultdict(list)
     single: dict[str | None, list[Rank]] = defaultdict(list)
     for rank in cluster.absent:
-        if rank.host.reported and not rank.host.joined:
-            continue  # its host sent a report, and is judged as a whole
+        if _was_kept_out(rank):
+            continue
         is_host = not rank.host.reported and rank.host.node_rank is not None
         (whole if is_host else single)[causes.get(rank.seat)].append(rank)
     first = next((rank.launch for rank in cluster.present if rank.launch is not None), Launch())
@@ -380,6 +380,11 @@ def _absent(cluster: Cluster, causes: Mapping[int, str]) -> Iterator[Finding]:
             severity=Severity.WARN if code in unheard else None,
             explained_by=code,
         )
+
+
+def _was_kept_out(rank: Rank) -> bool:
+    """Whether its host sent a report of its own, and is judged as a whole."""
+    return rank.host.reported and not rank.host.joined
 
 
 def _has_room(cluster: Cluster, host: Host) -> bool:

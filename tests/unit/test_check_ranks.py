@@ -27,7 +27,7 @@ from nccl_doctor.api import (
 )
 from tests.support import findings
 from tests.support.checks import CHECKS
-from tests.support.clusters import change_rank, make_cluster
+from tests.support.clusters import change_rank, make_cluster, shut_out
 from tests.support.findings import calls, everywhere
 
 CHECK = CHECKS["ranks"]
@@ -167,6 +167,13 @@ class TestTwins:
         roots = {f.code: f for f in judge(cluster) if f.explained_by is None}
         assert set(roots) == {"node-rank-duplicate", "host-absent"}
         assert roots["host-absent"].where == Where(ranks=(4, 5, 6, 7), nodes=(2, 3))
+
+    def test_beside_a_host_that_only_sent_its_own_report(self) -> None:
+        cluster = twin(make_cluster(THREE), 2, 0, nproc=2)
+        cluster = change_rank(shut_out(cluster, "nd1"), 3, reported=False, launch=None)
+        roots = sorted((f.code, f.where.hosts) for f in judge(cluster) if f.explained_by is None)
+        assert roots == [("host-absent", ("nd1",)), ("node-rank-duplicate", ("nd0", "nd2"))]
+        assert explained(cluster) == [("host-absent", "node-rank-duplicate")]
 
     def test_two_processes_with_one_rank(self) -> None:
         cluster = claim(make_cluster(), 3, 2)
