@@ -62,8 +62,9 @@ problems with path MTU discovery).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 from nccl_doctor.api import (
     Check,
@@ -216,9 +217,16 @@ class Firewall(Check):
 
 def _observe_matrix(ctx: Context) -> MatrixFacts:
     serves = ctx.params.get("store") == ctx.seat
+    ports = list(port_range(ctx.root))
     with looked_up(ctx.params["clients"] if serves else ()) as clients:
-        made = call_on_chosen_addresses(ctx, Talk(burst=_burst(ctx.launch.local_world_size or 1)))
-    return {**made, "port_range": list(port_range(ctx.root)), "clients": clients}
+
+        def whole(made: Mapping[str, Any]) -> MatrixFacts:
+            return cast(MatrixFacts, {**made, "port_range": ports, "clients": clients})
+
+        calling = replace(ctx, so_far=lambda made: ctx.so_far(whole(made)))
+        talk = Talk(burst=_burst(ctx.launch.local_world_size or 1))
+        made = call_on_chosen_addresses(calling, talk)
+    return whole(made)
 
 
 def _of_rules(name: str, matrix: _Matrix) -> Sequence[Round]:

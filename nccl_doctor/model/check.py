@@ -104,6 +104,10 @@ def _no_witness(name: str, value: Any) -> None:
     """Do nothing; witness of a context outside of a run."""
 
 
+def _not_kept(facts: Mapping[str, Any]) -> None:
+    """Do nothing; `so_far` of a context outside of a run."""
+
+
 @dataclass(frozen=True)
 class Context:
     """Input of an `observe`.
@@ -123,6 +127,8 @@ class Context:
         breadcrumb: call it before anything that may block; only this is left of a dead child.
         witness: call it, from a thread of your own, shortly before the deadline: `witness(name,
             value)` keeps JSON-able data about why this child is stuck. It changes no breadcrumb.
+        so_far: call it with facts that hold whatever comes, before a wait for others. If this child
+            then misses its deadline, they are judged, and the check is no pass.
         job: the user's description of the job.
         root: the folder below which /proc, /sys, /dev and /etc are read. Only tests and made-up
             machines have another one than `/`.
@@ -141,6 +147,7 @@ class Context:
     door: Mapping[str, Any] = field(default_factory=dict)
     breadcrumb: Callable[..., None] = _no_breadcrumb
     witness: Callable[[str, Any], None] = _no_witness
+    so_far: Callable[[Mapping[str, Any]], None] = _not_kept
     job: Job = field(default_factory=Job)
     root: Path = Path("/")
     round: str = ALONE

@@ -83,6 +83,7 @@ class Messages:
         default_factory=lambda: deque(maxlen=MAX_BREADCRUMBS)
     )
     witness: dict[str, Any] = field(default_factory=dict)
+    so_far: dict[str, Any] | None = None
     result: dict[str, Any] | None = None
 
 
@@ -156,6 +157,8 @@ class Child:
                 self.job.heard(message["crumb"])
             elif "witness" in message:
                 messages.witness.update(message["witness"])
+            elif "so_far" in message:
+                messages.so_far = message["so_far"]
             else:
                 messages.result = message
         return bool(data)
@@ -241,6 +244,9 @@ class Child:
             return Outcome(OutcomeStatus.SKIPPED, reason=result["skip"], **common)
         if result is not None and "untested" in result:
             return Outcome(OutcomeStatus.UNTESTED, reason=result["untested"], **common)
+        if result is None and late and messages.so_far is not None:
+            step = messages.breadcrumbs[-1]["step"] if messages.breadcrumbs else "its last step"
+            return Outcome(OutcomeStatus.OK, messages.so_far, reason=f"hung in {step}", **common)
         common["log_tail"] = _tail(self._log, messages.log_from)
         if result is not None:
             return Outcome(OutcomeStatus.RAISED, reason=result["raised"], **common)
@@ -325,6 +331,10 @@ class Line:
     def witness(self, name: str, value: Any) -> None:
         """Say something of this child's own state; the last value of a name holds."""
         self.send({"witness": {name: json.loads(json.dumps(value, default=str))}})
+
+    def so_far(self, facts: Mapping[str, Any]) -> None:
+        """Say what is known; the last one is the answer of a child that gives no other in time."""
+        self.send({"so_far": facts})
 
 
 class _NoLine(Line):

@@ -94,7 +94,11 @@ def job_of(check: Check, context: Context, deadline: float, grace_s: float = 0.0
 
     def work(line: Line) -> Mapping[str, Any]:
         inside = replace(
-            context, breadcrumb=line.breadcrumb, witness=line.witness, deadline=deadline
+            context,
+            breadcrumb=line.breadcrumb,
+            witness=line.witness,
+            so_far=line.so_far,
+            deadline=deadline,
         )
         return check.observe(inside)
 

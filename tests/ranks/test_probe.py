@@ -443,6 +443,32 @@ def test_child_does_not_outlive_its_parent() -> None:
     assert child != parent
 
 
+def test_what_a_child_knew_outlives_its_deadline() -> None:
+    def stuck(line: Any) -> dict[str, Any]:
+        line.so_far({"seen": 1})
+        line.so_far({"seen": 2})
+        line.breadcrumb("waiting for the others")
+        time.sleep(1000)
+        return {}
+
+    outcome = outcome_of(stuck, DEADLINE_S)
+    assert (outcome.status, outcome.facts) == (OutcomeStatus.OK, {"seen": 2})
+    assert outcome.reason == "hung in waiting for the others"  # so it is no pass
+
+
+def test_what_a_child_knew_hides_no_other_end() -> None:
+    def work(line: Any, then: Callable[[], Any]) -> Any:
+        line.so_far({"seen": 1})
+        return then()
+
+    def ends(then: Callable[[], Any]) -> Outcome:
+        return outcome_of(lambda line: work(line, then))
+
+    assert ends(lambda: {"seen": 2}).facts == {"seen": 2}
+    assert ends(lambda: os.kill(os.getpid(), signal.SIGKILL)).status is OutcomeStatus.DIED
+    assert ends(lambda: 1 / 0).status is OutcomeStatus.RAISED
+
+
 def test_no_secret_leaves_a_child() -> None:
     hidden, heard = "open" + "sesame", []
 

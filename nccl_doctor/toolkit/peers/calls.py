@@ -58,6 +58,7 @@ def hold_calls(
     *,
     of: Collection[int] | None = None,
     all_may_be_known: bool = False,
+    so_far: Callable[[T], None] = lambda made: None,
 ) -> T:
     """Let the others of the group call the open `listeners`, and call theirs meanwhile.
 
@@ -69,6 +70,7 @@ def hold_calls(
             seconds after which no call may begin, and who tells which of them listen no more.
         of: seats of the partners, who call this host too, in the order of the calls; None for all.
         all_may_be_known: hosts that have nothing to be called on are no fault.
+        so_far: given what `call` returns before the others are waited for.
 
     Returns: what `call` returns.
 
@@ -93,6 +95,7 @@ def hold_calls(
         min(budget_s, ctx.left() / 2),
         lambda seats: peers.collect("gone", 0.0, seats) if seats else (),
     )
+    so_far(made)
     ctx.breadcrumb("listening until every other host has finished its calls")
     peers.post("done", True)
     peers.collect("done", min(_DONE_S, max(0.0, ctx.left() - _LEAVE_S)), of)
@@ -139,21 +142,30 @@ def call_on_chosen_addresses(ctx: Context, talk: Talk | None = None) -> Matrix:
     }
     ctx.breadcrumb("listening", addresses=list(doors))
     before = read_counts_of_all(ctx.root)
+
+    def facts(peers: dict[str, list[dict[str, Any]]]) -> Matrix:
+        return {
+            "nccl_data": choice["nccl_data"],
+            "peers": peers,
+            "not_bound": listeners.failed,
+            "strangers": listeners.strangers(),
+            "drops": grown(before, read_counts_of_all(ctx.root)),
+            "roads": roads_of_store(ctx.launch.master_port),
+        }
+
     with Listeners(list(doors)) as listeners:
         schedule = schedule_of(ctx.group, ctx.params)
         partners = None if schedule is None else schedule.partners(ctx.seat)
         small = {seat for seat, large in (partners or {}).items() if not large}
         peers = hold_calls(
-            ctx, listeners, doors, partial(call_others, talk=talk, small=small), of=partners
+            ctx,
+            listeners,
+            doors,
+            partial(call_others, talk=talk, small=small),
+            of=partners,
+            so_far=lambda made: ctx.so_far(facts(made)),
         )
-    return {
-        "nccl_data": choice["nccl_data"],
-        "peers": peers,
-        "not_bound": listeners.failed,
-        "strangers": listeners.strangers(),
-        "drops": grown(before, read_counts_of_all(ctx.root)),
-        "roads": roads_of_store(ctx.launch.master_port),
-    }
+    return facts(peers)
 
 
 def _before_it_went(calls: Sequence[Call]) -> Sequence[Call]:
