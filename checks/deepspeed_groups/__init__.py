@@ -85,6 +85,7 @@ from nccl_doctor.toolkit.groups.exercise import Exercise, ExerciseFacts
 from nccl_doctor.toolkit.groups.forming import form_world
 from nccl_doctor.toolkit.groups.kinds import DEVICE_ID_HANG, GROUP_KINDS, GROUP_NEEDS
 from nccl_doctor.toolkit.groups.side_group import describe_default
+from nccl_doctor.toolkit.groups.spans import from_span, to_span
 from nccl_doctor.toolkit.versions import USE_NCCL2
 
 from .initialize import IMPORT as IMPORT_DEEPSPEED
@@ -142,7 +143,7 @@ class DeepspeedGroups(Check):
             return rounds  # a finding of its own
         places = range(len(world))
         params = {
-            "groups": {"evens": list(places[::2]), "odds": list(places[1::2])},
+            "groups": {"evens": to_span(places[::2]), "odds": to_span(places[1::2])},
             "lacking": number_range(lacking),
         }
         slowest = max(item.outcome.facts["import_s"] for item in good)
@@ -221,15 +222,16 @@ def _exercise(ctx: Context, device: Any) -> ExerciseFacts:
     size = len(ctx.group)
     tester.alone(DEFAULT, None, ctx.position, size, _ELEMENTS)
     mine: dict[str, tuple[Any, int, int]] = {DEFAULT: (None, ctx.position, size)}
-    for name, members in ctx.params["groups"].items():
+    for name, span in ctx.params["groups"].items():
+        members = from_span(span)
         if not members:
             continue
         ctx.breadcrumb(NEW_GROUP, group=name)
         group = dist.new_group(members)
         if ctx.position in members:
             mine[name] = (group, members.index(ctx.position), len(members))
-    for name, (group, rank, members) in mine.items():
-        tester.alone(name, group, rank, members, _ELEMENTS)
+    for name, (group, rank, many) in mine.items():
+        tester.alone(name, group, rank, many, _ELEMENTS)
     tester.together(mine)
     return tester.facts()
 

@@ -67,6 +67,7 @@ from nccl_doctor.toolkit.groups.culprits import is_open, judge_groups, round_com
 from nccl_doctor.toolkit.groups.exercise import Exercise
 from nccl_doctor.toolkit.groups.forming import form_world
 from nccl_doctor.toolkit.groups.kinds import GROUP_KINDS, GROUP_NEEDS
+from nccl_doctor.toolkit.groups.spans import Span, from_span, to_span
 
 from .making import Maker
 
@@ -133,7 +134,8 @@ class Groups(Check):
         """
         import torch.distributed as dist
 
-        use, bind, groups = (ctx.params[key] for key in ("use", "bind", "groups"))
+        use, bind = (ctx.params[key] for key in ("use", "bind"))
+        groups = {name: from_span(span) for name, span in ctx.params["groups"].items()}
         if bind and "device_id" not in inspect.signature(dist.init_process_group).parameters:
             raise Skip("init_process_group of this torch has no device_id")
         if ctx.params.get("compare"):
@@ -189,7 +191,7 @@ class Groups(Check):
                 )
 
 
-def _places(cluster: Cluster, world: tuple[int, ...]) -> dict[str, list[int]]:
+def _places(cluster: Cluster, world: tuple[int, ...]) -> dict[str, Span]:
     """Group → its ranks of the default group, ascending."""
     hosts = cluster.present_hosts
     firsts = [seat for host in hosts for seat in [cluster.ranks_on(host)[0].seat]]
@@ -197,7 +199,7 @@ def _places(cluster: Cluster, world: tuple[int, ...]) -> dict[str, list[int]]:
     place = {seat: at for at, seat in enumerate(world)}  # a search for each would be ranks²
     if len(hosts) > 1:
         groups["across-hosts"] = tuple(sorted(firsts, key=place.__getitem__))
-    return {name: [place[seat] for seat in seats] for name, seats in groups.items() if seats}
+    return {n: to_span([place[seat] for seat in seats]) for n, seats in groups.items() if seats}
 
 
 def _state(attempt: Attempt) -> str:
