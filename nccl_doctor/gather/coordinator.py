@@ -28,6 +28,7 @@ from nccl_doctor.gather.make_report import make_report
 from nccl_doctor.gather.orders import Finish, Order
 from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.gather.postings import Postings
+from nccl_doctor.gather.quiet import QUIET_S, Quiet
 from nccl_doctor.gather.rows import rows_of_round
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.second_look import LOOK_S, checks_that_look_again, look_alone, look_together
@@ -86,6 +87,7 @@ class Coordinator:
         self._posted = Postings(box)
         self._seen: tuple[Cluster, Cluster] | None = None
         self._is_near = identity.is_this_host(box.host)
+        self._quiet = Quiet(box, evidence)
         self._told_dead: set[int] = set()
         self._late: set[int] = set()
         self._starts = StartTime(run)
@@ -106,6 +108,7 @@ class Coordinator:
             return self._result(report)
         views_until = time.monotonic() + VIEWS_S
         run.joined = True
+        self._quiet.look()  # who is killed in the first moments has no connection later
         self._starts.signed_in(self._cluster())
         for check in self._checks:
             if check.turn is Turn.LAST:
@@ -187,6 +190,7 @@ class Coordinator:
         next_s = wait_s + 2 * SETTLE_S + run.between_orders()
         order = Order(check.name, round_, next_s, more_s=run.more_s)
         started = time.monotonic()
+        self._quiet.begin(check, round_)
         self._posted.order(self._number, order)
         members = [seat for group in groups for seat in group]
         met = dict(chain.from_iterable(zip(group, repeat(min(group))) for group in groups))
@@ -214,6 +218,8 @@ class Coordinator:
             else:
                 self._silent.add(seat)
                 words = f"no answer within {wait_s:.0f} s of the order"
+                if seat in self._quiet.seats:
+                    words = f"nothing came from its host for {QUIET_S:.0f} s"
                 outcome = self._death_of(seat) or Outcome(OutcomeStatus.SILENT, reason=words)
             self._record(seat, check, round_, outcome, met[seat])
         self._number += 1
@@ -244,17 +250,18 @@ class Coordinator:
     def _look_out(self, groups: Sequence[Sequence[int]]) -> bool:
         """Answer doubts, and tell the groups that have lost a member. Returns: whether any has."""
         self._doubts.answer()
+        quiet = self._quiet.look()
         if not self._deaths.look():
-            return False
+            return quiet
         lost = [group for group in groups if any(self._deaths.of(seat) for seat in group)]
         for group in lost:
             self._box.put(over_key(self._number, group), True)
-        return bool(lost)
+        return quiet or bool(lost)
 
     def _awaited(
         self, others: Mapping[str, int], patience_s: float, groups: Sequence[Sequence[int]]
     ) -> set[str]:
-        """Keys of the answers that come in time, without waiting for killed participants."""
+        """Keys of the answers that come in time, without waiting for who was killed or is quiet."""
         look = partial(self._look_out, groups)
         until = time.monotonic() + patience_s
         there: set[str] = set()
@@ -265,10 +272,11 @@ class Coordinator:
             )
         )
         while True:
+            gone = {key for key, seat in others.items() if seat in self._quiet.seats}
             left = {
                 key
                 for key, seat in others.items()
-                if key not in there and self._deaths.of(seat) is None
+                if key not in there | gone and self._deaths.of(seat) is None
             }
             patience = until - time.monotonic()
             if not left or patience <= 0:

@@ -94,6 +94,11 @@ def over_key(number: int, group: Sequence[int]) -> str:
     return f"over/{number}/{min(group)}"
 
 
+def below_round(check: Check, round_: Round, group: Sequence[int]) -> str:
+    """Prefix, below the run's own, of what the members of a group post in a round."""
+    return f"{check.name}/{round_.name}/{min(group)}/"
+
+
 def hold(
     run: Run,
     box: ControlStore,
@@ -111,7 +116,7 @@ def hold(
     group = next(group for group in round_.groups if run.seat in group)
     over = over_key(number, group)
     is_over = now_and_then(lambda: bool(box.wait([over], 0.0)), run.launch.world_size)
-    below = f"{check.name}/{round_.name}/{min(group)}/"
+    below = below_round(check, round_, group)
     name = prefix_of(run.nonce) + below
     context = replace(
         run.context(),

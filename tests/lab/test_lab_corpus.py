@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from nccl_doctor.gather.quiet import QUIET_S
 from tests.lab.corpus import Case, load
 from tests.lab.corpus.runs import run
 from tests.lab.lab import Lab
@@ -53,3 +55,13 @@ def test_where_a_group_hangs_hosts_call_each_other_at_once(make_lab: Callable[..
     for rank in result.answer["ranks"]:
         ends = {name: end["status"] for name, end in rank["facts"]["collectives"].items()}
         assert [name for name, end in ends.items() if end == "hung"] == ["world"], result.text
+
+
+def test_a_host_that_stops_is_not_waited_for_to_the_deadline(make_lab: Callable[..., Lab]) -> None:
+    """The round in which hosts call each other may take 48 s."""
+    (case,) = (case for case in load().faults if case.id == "hangs-in-firewall")
+    result = run(replace(case, options=("--timeout", "100")), PATIENCE_S)
+    assert result.score.is_right, f"{result.score}\n{result.text}"
+    assert result.seconds < START_S + QUIET_S + SETTLE_S, result.text
+    assert result.answer is not None
+    assert "nothing came from its host for 10 s" in str(result.answer["hosts"]), result.text

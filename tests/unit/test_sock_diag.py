@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -36,6 +37,12 @@ def test_both_ends_of_a_connection_are_told_with_their_counters(port: int) -> No
     assert [(each.local, each.remote) for each in found] == [("127.0.0.1", "127.0.0.1")] * 2
     assert sorted(each.tcp.segments for each in found) == [0, 1]
     assert all(each.tcp.mss > 500 for each in found)
+
+
+def test_the_time_since_something_came_in_is_told(port: int) -> None:
+    time.sleep(0.25)
+    for each in connections_at(port):
+        assert 0.2 < each.silent_s < 5.0
 
 
 def test_a_port_without_connections_has_none(port: int) -> None:

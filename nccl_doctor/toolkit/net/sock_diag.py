@@ -31,6 +31,8 @@ _SOCK_DIAG = 4
 _BY_FAMILY, _REQUEST, _DUMP, _ERROR, _DONE = 20, 0x1, 0x300, 2, 3
 _INFO = 2
 """INET_DIAG_INFO; it is asked for with bit 1."""
+_LAST_DATA_RECV = 52
+"""Offset of tcpi_last_data_recv in struct tcp_info: a u32 of milliseconds."""
 _ESTABLISHED = 1
 _WAIT_S = 1.0
 _LARGEST = 1 << 16
@@ -40,11 +42,14 @@ _ODD = (struct.error, ValueError)
 
 
 class Connection(NamedTuple):
-    """An established connection: numeric addresses of both ends, and its counters here."""
+    """An established connection: numeric addresses of both ends, its counters here, and the seconds
+    since something came in.
+    """
 
     local: str
     remote: str
     tcp: TcpInfo
+    silent_s: float
 
 
 def connections_at(port: int) -> list[Connection]:
@@ -78,15 +83,17 @@ def _dump(family: int, here: int, there: int) -> Iterator[Connection]:
 def _read(message: bytes) -> Connection:
     family, *_ = _STATE.unpack_from(message)
     _, _, local, remote, *_ = _ENDS.unpack_from(message, _STATE.size)
-    at, info = _STATE.size + _ENDS.size + _REST_BYTES, TcpInfo()
+    at, info, silent_ms = _STATE.size + _ENDS.size + _REST_BYTES, TcpInfo(), 0
     while at + _PART.size <= len(message):
         size, kind = _PART.unpack_from(message, at)
         if size < _PART.size:
             break
         if kind == _INFO:
-            info = TcpInfo.parse(message[at + _PART.size : at + size])
+            raw = message[at + _PART.size : at + size]
+            info = TcpInfo.parse(raw)
+            (silent_ms,) = struct.unpack_from("=I", raw, _LAST_DATA_RECV)
         at += size + -size % 4
-    return Connection(_text(family, local), _text(family, remote), info)
+    return Connection(_text(family, local), _text(family, remote), info, silent_ms / 1000)
 
 
 def _text(family: int, address: bytes) -> str:
