@@ -187,7 +187,7 @@ class Links(Check):
         with Gate(scoped(mine["address"], mine["interface"])) as gate:
             ctx.peers.post("gate", gate.door.to_json())
             ctx.breadcrumb("waiting for the other hosts to listen")
-            doors = ctx.peers.collect("gate", min(_LISTEN_S, ctx.left()), partners)
+            doors = ctx.peers.collect("gate", min(_LISTEN_S, ctx.left() / 2), partners)
             ctx.breadcrumb("exchanging with the other hosts", partners=len(partners) - 1)
             before = read_counts(mine["interface"], ctx.root)
             pace = _PACE if ctx.round == _FIRST else _PACE_AGAIN

@@ -119,13 +119,13 @@ def hold_meetings(
             found[partner] = {"problem": _NO_TIME}
             continue
         met: socket | str
-        if seat != first:
+        if partner not in doors:  # it was waited for, and will not call either
+            met = "the partner was not listening"
+        elif seat != first:
             met = gate.admit(partner, patience) or "the partner did not call"
-        elif partner in doors:
+        else:
             door = {each.name: doors[partner][each.name] for each in fields(Door)}
             met = call(Door(**door), seat, patience)
-        else:
-            met = "the partner was not listening"
         if isinstance(met, str):
             found[partner] = {"problem": met}
             continue

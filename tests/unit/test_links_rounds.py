@@ -125,7 +125,8 @@ def test_observing_measures_both_ways() -> None:
 
         def other() -> None:
             end = time.monotonic() + 10
-            theirs.update(hold_meetings([[(0, 4)]], 4, gate, {}, pace=Pace(), deadline=end))
+            doors = {0: gate.door.to_json()}  # who is called needs to know only that it listens
+            theirs.update(hold_meetings([[(0, 4)]], 4, gate, doors, pace=Pace(), deadline=end))
 
         thread = threading.Thread(target=other)
         thread.start()

@@ -252,6 +252,15 @@ def test_who_does_not_come_is_waited_for_and_left_out() -> None:
     assert found[2][0]["rate"] > 0
 
 
+def test_who_does_not_listen_is_not_waited_for() -> None:
+    started = time.monotonic()
+    with Gate(HOME) as gate:
+        for meeting in ((0, 1), (1, 0)):
+            found = hold_meetings([[meeting]], 0, gate, {}, pace=SHORT, deadline=started + 20)
+            assert found == {1: {"problem": "the partner was not listening"}}
+    assert time.monotonic() - started < SHORT.limit_s
+
+
 def test_without_time_nobody_is_met() -> None:
     with Gate(HOME) as gate:
         found = hold_meetings([[(0, 1)]], 0, gate, {}, pace=SHORT, deadline=time.monotonic())
@@ -270,7 +279,8 @@ def test_a_meeting_that_time_cuts_off_says_nothing_of_the_link() -> None:
             with met:
                 time.sleep(max(0.0, end + 0.5 - time.monotonic()))
 
-        meet_it = partial(hold_meetings, [[(1, 0)]], 0, gate, {}, pace=SHORT, deadline=end)
+        doors = {1: gate.door.to_json()}
+        meet_it = partial(hold_meetings, [[(1, 0)]], 0, gate, doors, pace=SHORT, deadline=end)
         found, _ = together(meet_it, silent)
     assert found == {1: {"problem": "no time was left"}}
 

@@ -84,7 +84,8 @@ def hold_calls(
     ctx.breadcrumb("waiting for the listeners of the other hosts")
     # Each host starts with the next one in the group, so that no host is called by all at once.
     order = tuple(of or ctx.group[ctx.position + 1 :] + ctx.group[: ctx.position])
-    theirs = ctx.peers.collect("listen", min(_LISTEN_S, ctx.left()), of)
+    # Of a short time half is for the calls: one host that cannot listen is not to cost them all.
+    theirs = ctx.peers.collect("listen", min(_LISTEN_S, ctx.left() / 2), of)
     entries = [(seat, entry) for seat in order for entry in theirs.get(seat, ())]
     if not entries and not (theirs and all_may_be_known):
         raise Untested(f"no other host was listening within {_LISTEN_S:g} s")
