@@ -1,4 +1,4 @@
-"""Hosts that take part in a round and no longer ask the store for anything: nobody there goes on.
+"""Watch for hosts in a round that no longer ask the store for anything: dead, stopped or cut off.
 
 Who takes part asks several times a second whether the round is over (`examine.hold`). On the host
 of the store the kernel tells for each connection how long ago something came in. So a host whose
