@@ -57,19 +57,15 @@ class Quiet:
         if now < self._next or not self._is_near or len(self._evidence.seats) > _MOST_RANKS:
             return False
         self._next = now + _LOOK_S
-        owners = self._owners()
-        for each in connections_at(self._box.port):
+        owners, told = self._owners(), connections_at(self._box.port)
+        for each in told:
             if host := owners.get(each.remote):
                 self._heard[host] = max(self._heard.get(host, 0.0), now - each.silent_s)
-        if self._round is None:
+        if self._round is None or not told:  # not even our own: the kernel does not answer
             return False
         check, round_ = self._round
-        before, self.seats = (
-            self.seats,
-            frozenset(
-                seat for group in round_.groups for seat in group if self._is_quiet(seat, now)
-            ),
-        )
+        members = (seat for group in round_.groups for seat in group)
+        before, self.seats = self.seats, frozenset(s for s in members if self._is_quiet(s, now))
         for group in round_.groups:
             for seat in (self.seats - before) & set(group):
                 say_left(self._box, below_round(check, round_, group), seat)
