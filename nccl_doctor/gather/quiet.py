@@ -34,8 +34,9 @@ class Quiet:
     A host that was never heard may have other addresses than it tells, and is not one of them.
     """
 
-    def __init__(self, box: ControlStore, evidence: EvidenceLog) -> None:
+    def __init__(self, box: ControlStore, evidence: EvidenceLog, quiet_s: float = QUIET_S) -> None:
         self._box = box
+        self._quiet_s = quiet_s
         self._evidence = evidence
         self._is_near = identity.is_this_host(box.host)
         self._heard: dict[str, float] = {}
@@ -75,7 +76,7 @@ class Quiet:
         who = self._evidence.who(seat)
         if who is None or who.host_key not in self._heard:
             return False
-        return now - max(self._heard[who.host_key], self._began) > QUIET_S
+        return now - max(self._heard[who.host_key], self._began) > self._quiet_s
 
     def _owners(self) -> Mapping[str, str]:
         """Address → the key of the one host that has it, if it is not this one."""
