@@ -366,8 +366,17 @@ def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
 
 
 def _dead_routes(matrix: _Matrix, calls: Iterable[PeerCall]) -> list[tuple[str, int]]:
-    """Route and seat of the host that has it, for each route that leads calls nowhere."""
-    return list(dict.fromkeys((call.route, call.caller) for call in calls if call.route))
+    """Route and seat of the host that has it, for each route that leads calls nowhere, or the
+    answers to them: what the job does not use was called as well.
+    """
+    known = {(call.caller, call.address): call.route for call in matrix.calls if call.route}
+    found: dict[tuple[str, int], None] = {}
+    for call in calls:
+        if call.route:
+            found[call.route, call.caller] = None
+        elif call.source and (route := known.get((call.listener, call.source))):
+            found[route, call.listener] = None
+    return list(found)
 
 
 def _without_routes(matrix: _Matrix, dead: Iterable[tuple[str, int]]) -> Fix:

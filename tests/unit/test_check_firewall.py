@@ -177,6 +177,20 @@ def test_a_route_that_leads_nowhere_is_named_with_the_host_that_has_it() -> None
     assert step.undo == "ip route add prohibit 192.168.77.2"
 
 
+def test_a_route_that_leads_answers_nowhere_is_named_too() -> None:
+    """The job would call nd0 at another interface, to which no host has a route."""
+    world = World(3, backend="gloo").fail([("nd0", "nd1")], DROPPED)
+    for host in ("nd1", "nd2"):
+        world.extra(host, "nd0", "ext0", NO_ROUTE, "nccl-sockets", "gloo")
+        world.facts[host]["peers"][str(world.seat("nd0"))][0]["roles"] = ["nccl-sockets"]
+    (eth0, _) = world.facts["nd1"]["peers"][str(world.seat("nd0"))]
+    eth0 |= {"attempts": [NO_ROUTE] * 2, "route": "unreachable 192.168.77.1"}
+    found = only([f for f in world.judge() if f.where.hosts != ("nd0",)], "peer-no-route")
+    assert (found.where.hosts, found.confidence) == (("nd1",), Confidence.CERTAIN)
+    (step,) = found.fix.steps
+    assert (step.on, step.command) == (("nd1",), "ip route del unreachable 192.168.77.1")
+
+
 @pytest.mark.parametrize(
     ("a_way", "b_way", "links"),
     [
