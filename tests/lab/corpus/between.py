@@ -8,7 +8,9 @@ from tests.lab.corpus.mechanisms import BY_HOST, at_host, between, both
 SYN = "tcp flags & (fin | syn | rst | ack) == syn"
 PORTS = "tcp dport 32768-60999"
 NO_SRUN = ("own", "torchrun", "c10d", "plain")
-"""Launchers that wait for no task of a host that nobody reaches, or that is stopped: srun does."""
+"""Launchers that wait for no task of a host that nobody reaches, or on which everything is stopped
+or killed, slurmstepd too: srun does.
+"""
 BLOCKED = ("peer-one-way", "peer-blocked")
 DURING = ("firewall", "collectives", "groups")
 """Checks that have a process on each host for long enough to be struck."""
@@ -162,7 +164,7 @@ def host_hangs(of: Cluster) -> Fault:
     return at_host(f"hangs in {step['at']}", of.victim, (*LOST, "rank-frozen"), step)
 
 
-@mechanism("during", first=False)
+@mechanism("during", first=False, launchers=NO_SRUN)
 def host_killed(of: Cluster) -> Fault:
     """Every process of a host is killed."""
     step = {"do": "signal_all", "how": "SIGKILL", "at": of.random.choice(DURING)}

@@ -207,10 +207,18 @@ def own_name_unresolvable(of: Cluster) -> Fault:
 
 @mechanism("facts", launchers=NO_RENDEZVOUS)
 def name_server_silent(of: Cluster) -> Fault:
-    """The first name server does not answer."""
-    order = of.random.choice(("dns files", "files dns"))
-    step = {"do": "silent_name_server", "order": order}
-    return at_host(f"name server does not answer ({order})", of.victim, "dns-slow", step)
+    """The name server does not answer what is not in /etc/hosts."""
+    step = {"do": "silent_name_server", "order": "files dns"}
+    return at_host("name server does not answer (files dns)", of.victim, "dns-slow", step)
+
+
+@mechanism("join", launchers=NO_RENDEZVOUS)
+def name_server_first(of: Cluster) -> Fault:
+    """A name server is asked before /etc/hosts, and does not answer: its host needs some ten seconds
+    to join, which the join time-out may not leave it.
+    """
+    step = {"do": "silent_name_server", "order": "dns files"}
+    return at_host("name server does not answer (dns files)", of.victim, "dns-slow", step)
 
 
 @mechanism("shut", launchers=BY_HOST)
