@@ -214,7 +214,7 @@ def name_server_silent(of: Cluster) -> Fault:
 
 @mechanism("join", launchers=NO_RENDEZVOUS)
 def name_server_first(of: Cluster) -> Fault:
-    """A name server is asked before /etc/hosts, and does not answer: its host needs some ten seconds
+    """A name server that does not answer is asked before /etc/hosts: its host takes ten seconds
     to join, which the join time-out may not leave it.
     """
     step = {"do": "silent_name_server", "order": "dns files"}
