@@ -395,6 +395,15 @@ def test_connections_of_the_store_alone_prove_heavy_loss_only(counts: list[int])
     assert judge(CHECK, cluster) == []
 
 
+def test_calls_and_connections_of_the_store_that_agree_need_no_second_try() -> None:
+    """Together they are less than a tenth, beside a road that needs no second try either."""
+    world = LossyWorld(3).lose([("nd1", "nd2")], 23, 223).lose([("nd1", "nd0")], 9, 140)
+    cluster = told(world.tries[ONE].cluster(), {"nd1": {"nd0": [40, 6]}})
+    with pytest.raises(Skip):
+        CHECK.plan(cluster)
+    assert only(judge(CHECK, cluster)).where.hosts == ("nd1",)
+
+
 def test_calls_that_lost_nothing_outweigh_connections_that_lost_something_before() -> None:
     world = LossyWorld(3).lose([("nd0", "nd1")], lost=0, segments=400, tries=[ONE])
     assert judge(CHECK, told(world.cluster(), {"nd0": {"nd1": [60, 12]}})) == []

@@ -106,11 +106,13 @@ def read_losses(cluster: Cluster) -> Losses:
     ]
     tried_again = _good_calls(reports, cluster.backend)
     first, again = _lost(calls), _lost(tried_again)
+    told = {pair for pair, each in standing.items() if each.lost}
+    agreed = {pair for pair in told if first.get(pair, Lost()).lost >= MANY_LOST}
     for pair, lost in standing.items():
         if lost.lost or pair not in first:
             first[pair] = first.get(pair, Lost()) + lost
     good = {pair for pair, each in first.items() if each.lost < _SUSPECT_LOST}
-    lossy = set(_lossy(first, again, {pair for pair, each in standing.items() if each.lost}))
+    lossy = set(_lossy(first, again, told, agreed))
     blame = blame_links(good | again.keys() | lossy, lossy)
     nics: dict[int, set[str]] = {}
     for call in (*calls, *tried_again):
@@ -238,10 +240,11 @@ def _by_lost(each: Lost) -> tuple[int, int]:
 
 
 def _lossy(
-    first: Mapping[Pair, Lost], again: Mapping[Pair, Lost], told: Set[Pair]
+    first: Mapping[Pair, Lost], again: Mapping[Pair, Lost], told: Set[Pair], agreed: Set[Pair]
 ) -> Iterator[Pair]:
     """The pairs that lost segments when tried again, and many in total; or very many at first, and
-    were not tried again, or are `told` by the connections of the store.
+    were not tried again, or are `told` by the connections of the store, or `agreed` on by these and
+    by the calls.
 
     Where answers are lost, segments are sent again that had arrived. The other side reports them,
     and some of these reports are lost as well: of what looks lost on the way there, a share of up
@@ -253,7 +256,7 @@ def _lossy(
         if pair in again:
             many = again[pair].lost >= _SUSPECT_LOST and total.lost >= MANY_LOST
         else:
-            many = _is_proven(total) or (pair in told and total.share >= HEAVY)
+            many = _is_proven(total) or (pair in told and total.share >= HEAVY) or pair in agreed
         if many and total.share >= LOSSY and total.share > back**2:
             yield pair
 
