@@ -84,7 +84,7 @@ def connect(run: Run, token: str, road: Finding | None) -> tuple[ControlStore, b
             found = look_up(master, SHORT_ROAD_S).answers
             # Once it is known, torch is not to ask for it again, in this process and in each child:
             # where a name server is silent, that costs seconds, and this host its place.
-            at = first_to_answer(found, port) if len(found) > 1 else "".join(found)
+            at = first_to_answer(found, port) if len(found) > 1 else next(iter(found), "")
         return _connected(run, at or master, port, patience), False
     # Rank 0 reaches the store that it serves even where MASTER_ADDR is another machine: the others
     # cannot, and it is the one to say so. Unless another rank 0 serves there.
