@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from nccl_doctor.gather import store_server
 from nccl_doctor.gather.control_store import ControlStore
 from nccl_doctor.gather.deaths import LOOK_S, Deaths, death_of, seal_of, tell
 from nccl_doctor.gather.envelope import OPEN, Seal
@@ -16,25 +14,11 @@ from nccl_doctor.gather.opening import MEETING, open_run, prefix_of
 from nccl_doctor.gather.run_state import Key
 from nccl_doctor.gather.sign_in import SignIn
 from nccl_doctor.model.launch import Launch
-from nccl_doctor.toolkit import forks
-from tests.ranks.ranks import free_port
 
 pytestmark = pytest.mark.xdist_group("torch")
 
 SECRET, RUN = b"s" * 32, "run of the test"
 KEYS = {"none": None, "of this run": Key(SECRET, lasts=False), "of a file": Key(SECRET, lasts=True)}
-
-
-@pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Port of a store."""
-    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
-    port = free_port()
-    served = store_server.serve(port)
-    assert served.error is None
-    yield port
-    served.close()
-    assert not forks.living
 
 
 def coordinators(port: int, key: Key | None, evidence: EvidenceLog | None = None) -> Deaths:
@@ -48,33 +32,35 @@ def coordinators(port: int, key: Key | None, evidence: EvidenceLog | None = None
 
 @pytest.mark.parametrize("run_id", ["", RUN], ids=["the one that is open", "its own"])
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
-def test_a_death_is_told_with_the_key_of_the_run(port: int, key: Key | None, run_id: str) -> None:
-    deaths = coordinators(port, key)
-    tell(("127.0.0.1", port), death_of(7, 1, "SIGKILL"), key, run_id)
+def test_a_death_is_told_with_the_key_of_the_run(
+    store_port: int, key: Key | None, run_id: str
+) -> None:
+    deaths = coordinators(store_port, key)
+    tell(("127.0.0.1", store_port), death_of(7, 1, "SIGKILL"), key, run_id)
     assert deaths.look()
     assert deaths.ranks == {1}
 
 
-def test_a_stranger_without_the_key_tells_of_no_death(port: int) -> None:
-    deaths = coordinators(port, KEYS["of this run"])
-    tell(("127.0.0.1", port), death_of(7, 1, "SIGKILL"), run_id=RUN)
+def test_a_stranger_without_the_key_tells_of_no_death(store_port: int) -> None:
+    deaths = coordinators(store_port, KEYS["of this run"])
+    tell(("127.0.0.1", store_port), death_of(7, 1, "SIGKILL"), run_id=RUN)
     deaths.look()
     assert deaths.ranks == set()
 
 
-def test_the_death_of_one_is_none_of_who_came_after_it(port: int) -> None:
+def test_the_death_of_one_is_none_of_who_came_after_it(store_port: int) -> None:
     """With the same process id: a container that was started again counts from 1."""
     evidence = EvidenceLog(Launch(rank=0, world_size=2), {}, {})
-    deaths = coordinators(port, None, evidence)
+    deaths = coordinators(store_port, None, evidence)
     death = death_of(7, 1, "SIGKILL")
     who = SignIn("token", 7, Launch(rank=1, world_size=2), "nd1", death["host"])
     evidence.sign_in(3, who, 0.0)
-    tell(("127.0.0.1", port), death)
+    tell(("127.0.0.1", store_port), death)
     assert deaths.look()
     assert deaths.of(3) == "SIGKILL"
     deaths.replaced(who)
     assert deaths.of(3) is None
     time.sleep(LOOK_S)
-    tell(("127.0.0.1", port), death)
+    tell(("127.0.0.1", store_port), death)
     assert deaths.look()
     assert deaths.of(3) == "SIGKILL"

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from nccl_doctor.gather import store_server
 from nccl_doctor.gather.control_store import ControlStore
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import below_round
@@ -17,7 +15,6 @@ from nccl_doctor.gather.round_peers import RoundPeers
 from nccl_doctor.gather.sign_in import SignIn
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.launch import Launch
-from tests.ranks.ranks import free_port
 from tests.support.checks import CHECKS
 
 pytestmark = pytest.mark.xdist_group("torch")
@@ -29,14 +26,9 @@ QUIET_S = 2.0
 
 
 @pytest.fixture
-def box(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStore]:
-    """A store as rank 0 has it, on its own host."""
-    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
-    port = free_port()
-    served = store_server.serve(port)
-    assert served.error is None
-    yield ControlStore("127.0.0.1", port, timeout_s=5, prefix="run/")
-    served.close()
+def box(store_port: int) -> ControlStore:
+    """The store as rank 0 has it, on its own host."""
+    return ControlStore("127.0.0.1", store_port, timeout_s=5, prefix="run/")
 
 
 def connected(box: ControlStore) -> socket.socket:

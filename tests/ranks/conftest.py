@@ -1,0 +1,23 @@
+"""Fixtures of tests that share a real store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from nccl_doctor.gather import store_server
+from nccl_doctor.toolkit import forks
+from tests.ranks.ranks import free_port
+
+
+@pytest.fixture
+def store_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Port of a store on this machine."""
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
+    port = free_port()
+    served = store_server.serve(port)
+    assert served.error is None
+    yield port
+    served.close()
+    assert not forks.living
