@@ -19,6 +19,8 @@ WORLD, HOSTS, PAIRS, MESH, AGAIN = "world", "each-host", "pairs", "mesh", "again
 """Rounds, or how their names begin: all ranks, the ranks of each host, first ranks of neighbouring
 hosts, the groups of each dimension of the mesh; and the second try of the outliers.
 """
+AGAIN_PAIRS = f"{AGAIN}-{PAIRS}"
+"""How the names of the second try of the pairs begin."""
 AGAIN_LOW = f"{AGAIN}-low"
 """The second try of hosts that are below their floor, and no outliers."""
 NVLS, AGAIN_NVLS = "nvls", f"{AGAIN}-nvls"
@@ -160,7 +162,7 @@ class Measured:
         first = self.pairs(PAIRS)
         if len(first) == sum(map(len, ring(self.leads()))):  # once all of them are known
             for number, pairs in enumerate(second_try(first)):
-                again[f"{AGAIN}-pairs-{number}"] = list(pairs)
+                again[f"{AGAIN_PAIRS}-{number}"] = list(pairs)
         return again
 
     def without_losses(

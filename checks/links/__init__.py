@@ -112,7 +112,7 @@ from .wire import Gate
 from .words import WAYS, milliseconds, span, speed
 
 _FIRST = "exchange"
-_PACE, _PACE_AGAIN = Pace(), Pace(burst_s=0.2, limit_s=7.0)
+_PACE, _PACE_AGAIN = Pace(), Pace(burst_s=0.2, burst_bytes=512 << 20, limit_s=7.0)
 _LISTEN_S = 10.0
 _WHILE_BUSY = "A link seemed slow while the CPU of one end was busy"
 _NOT_KNOWN = "What the link itself can do is not known; a job that shares the CPU would be as slow."

@@ -71,6 +71,19 @@ def test_both_directions_are_measured() -> None:
         assert {part: len(ends) for part, ends in facts["cpu"].items()} == {"echo": 2, "burst": 2}
 
 
+def test_a_fast_link_is_known_after_some_bytes() -> None:
+    one, other = connected()
+    pace = replace(SHORT, burst_s=30.0, burst_bytes=8 << 20, limit_s=60.0)
+    started = time.monotonic()
+    with one, other:
+        sent, _ = together(
+            lambda: exchange(one, pace, leads=True), lambda: exchange(other, pace, leads=False)
+        )
+    assert time.monotonic() - started < 15
+    assert 4 << 20 < sent.bytes < 16 << 20
+    assert sent.rate > 1e6
+
+
 def test_a_partner_that_falls_silent_costs_the_limit_and_no_more() -> None:
     one, other = connected()
     started = time.monotonic()
