@@ -57,7 +57,7 @@ def summary(
             for finding in roots
         ]
         hosts = ground.hosts(ground.place(where) for where in blamed)
-        total = max(len(cluster.hosts), len(hosts))
+        total = max(cluster.hosts_wanted, len(hosts))
         # The partial report of one host does not know how many hosts there are.
         place = f" on {len(hosts)} of {_count(total, 'host')}" if hosts and cluster.complete else ""
         return f"{_count(len(roots), 'problem')}{place}: {titles}"

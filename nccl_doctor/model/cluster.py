@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -183,6 +183,18 @@ class Cluster:
         """Hosts with at least one rank that signed in."""
         return tuple(host for host in self.hosts if host.reported)
 
+    @property
+    def hosts_wanted(self) -> int:
+        """Number of hosts that the user asked for, as far as it is known."""
+        there = [(host.node_rank, host.reported) for host in self.hosts]
+        return max(self.nnodes, _without_doubles(there))
+
+    @property
+    def ranks_wanted(self) -> int:
+        """Number of ranks that the user asked for, as far as it is known."""
+        there = [(rank.rank, rank.reported) for rank in self.ranks]
+        return max(self.world_size, _without_doubles(there))
+
     @cached_property
     def met(self) -> Cluster:
         """The cluster as the coordinator saw it: hosts that did not join count as absent.
@@ -330,3 +342,12 @@ def _facts_in(
         outcome = rounds.get(round_name)
         if outcome is not None and outcome.status is OutcomeStatus.OK:
             yield rank, outcome.facts
+
+
+def _without_doubles(there: Sequence[tuple[int | None, bool]]) -> int:
+    """Number of these (number, is here), where one with the number of another one takes the place
+    of one that is absent.
+    """
+    numbers = [number for number, here in there if here and number is not None]
+    doubles = len(numbers) - len(set(numbers))
+    return len(there) - min(doubles, sum(not here for _, here in there))

@@ -291,7 +291,10 @@ def _absent(report: Report) -> str:
     here = sum(host.reported for host in hosts)
     well = ", nothing wrong found on them" if clean else ""
     gone_nodes = numbered("node", nodes, MOST_RANGES)
-    return f"{here} of {len(hosts)} hosts examined{well}; {gone_nodes}: nothing known"
+    wanted = report.cluster.hosts_wanted
+    if here >= wanted:  # as two claim one node rank
+        return f"{here} hosts examined{well}; no host is {gone_nodes}"
+    return f"{here} of {wanted} hosts examined{well}; {gone_nodes}: nothing known"
 
 
 def _codes_of_absent(report: Report) -> set[str]:
@@ -377,9 +380,12 @@ def counts(report: Report) -> str:
         Status.SKIPPED: "skipped",
     }
     numbers = [f"{statuses[status]} {word}" for status, word in names.items() if statuses[status]]
-    wanted = (0, 0) if report.run.alone else (report.cluster.nnodes, report.cluster.world_size)
-    hosts = _reported(report.cluster.hosts, "hosts", wanted[0])
-    ranks = _reported(report.cluster.ranks, "ranks", wanted[1])
+    cluster = report.cluster
+    wanted = (cluster.hosts_wanted, cluster.ranks_wanted)
+    if report.run.alone:
+        wanted = (len(cluster.hosts), len(cluster.ranks))
+    hosts = _reported(cluster.hosts, "hosts", wanted[0])
+    ranks = _reported(cluster.ranks, "ranks", wanted[1])
     took = report.run.duration_s
     parts = [f"checks: {', '.join(numbers) or 'none'}", hosts, ranks]
     if took is not None:
@@ -396,7 +402,8 @@ def _baseline(page: _Page, report: Report) -> None:
 
 def _reported(items: Sequence[Host | Rank], thing: str, wanted: int) -> str:
     """Number of those that reported, of those that the user asked for."""
-    here, total = sum(item.reported for item in items), max(len(items), wanted)
+    here = sum(item.reported for item in items)
+    total = max(here, wanted)
     if here == total:
         return f"{here} {thing if here != 1 else thing[:-1]}"
     return f"{here} of {total} {thing}"

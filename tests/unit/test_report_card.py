@@ -112,6 +112,24 @@ def test_an_absent_host_is_one_line() -> None:
     assert "  ? 1 of 2 hosts examined; node 1: nothing known" in lines(both)
 
 
+def test_a_double_counts_as_the_host_that_is_missing() -> None:
+    made = make_cluster(("nd0", "nd1", "nd2", "-"), check="shm", absent_nodes=[3])
+    nodes = dict(enumerate((0, 1, 0, 2)))
+    hosts = {host.id: replace(host, node_rank=nodes[host.id]) for host in made.hosts}
+    ranks = [
+        replace(
+            rank, host=hosts[rank.host.id], rank=2 * nodes[rank.host.id] + (rank.local_rank or 0)
+        )
+        for rank in made.ranks
+    ]
+    cluster = replace(made, hosts=tuple(hosts.values()), ranks=tuple(ranks), nnodes=3, world_size=6)
+    found = Finding(SHM, "m", Where(hosts=("nd0", "nd2")))
+    out = lines(conclude(cluster, [made_check("shm", finds=[found])], run=RUN))
+    assert "1 problem on 2 of 3 hosts" in out[0]
+    assert "  ? 3 hosts examined; no host is node 2" in out
+    assert "3 hosts · 6 ranks" in out[-2]
+
+
 def test_many_hosts_are_written_as_a_range() -> None:
     names = tuple(f"gpu{number:03d}" for number in range(1, 65))
     cluster = make_cluster(names, 1, check="shm", by_host={name: {} for name in names})
