@@ -1,16 +1,18 @@
 """What a run of the doctor costs, against the cheapest job that could prove the same.
 
-On a healthy lab cluster, two commands take turns:
+On a healthy lab cluster, three commands take turns:
 
-    A   torchrun ... -m nccl_doctor run
-    B   torchrun ... a script of init_process_group and one all_reduce
+    torchrun   torchrun ... -m nccl_doctor run
+    own        nccl-doctor run --nnodes ..., as `nccl-doctor run -- torchrun ...` does it
+    bare       torchrun ... a script of init_process_group and one all_reduce
 
-Prints the wall time of both commands of each pair, their ratio, and the median ratio of each size.
-From eight hosts on, the doctor also runs with each of two faults: its time as a ratio to that of
-the healthy B, and whether it is right. Exit code 0 where each bar is met, else 1.
+Prints the wall time of the commands of each turn, the ratios to the last one, and their medians.
+From eight hosts on, the doctor also runs under torchrun with each of two faults: its time as a
+ratio to that of the healthy script, and whether it is right. Exit code 0 where each bar is met,
+else 1.
 
-    python benchmarks/overhead.py --sizes 2x2 --pairs 5
-    python benchmarks/overhead.py --sizes 2x2 24x1 32x1 8x4 --pairs 2 --write docs/overhead.md
+    python benchmarks/overhead.py --sizes 2x2 --turns 5
+    python benchmarks/overhead.py --sizes 2x2 24x1 32x1 8x4 --turns 2 --write docs/overhead.md
 """
 
 from __future__ import annotations
@@ -36,8 +38,12 @@ from tests.lab.hosts import trouble
 from tests.lab.lab import Lab
 from tests.lab.processes import Process
 
-BARS = {(2, 2): 1.15, (24, 1): 0.9}
-"""Highest median ratio of a healthy cluster of (hosts, ranks per host)."""
+TORCHRUN, OWN = "under torchrun", "in front of torchrun"
+"""How the doctor is started. Under torchrun it does all that the script does, and more; its own
+launcher starts one process less for each host.
+"""
+BARS = {(2, 2, TORCHRUN): 1.15, (24, 1, OWN): 0.9}
+"""Highest median ratio of a healthy cluster of (hosts, ranks per host), started so."""
 WITH_FAULTS = 8
 """Hosts from which on the faults are tried too."""
 LIMIT_S = 200.0
@@ -58,30 +64,30 @@ dist.destroy_process_group()
 
 @dataclass
 class Measured:
-    """Seconds of one size: of both commands in turns, and of each fault with what was said."""
+    """Seconds of one size: of the commands in turns, and of each fault with what was said."""
 
     hosts: int
     nproc: int
-    doctor_s: list[float] = field(default_factory=list)
+    doctor_s: dict[str, list[float]] = field(default_factory=lambda: {TORCHRUN: [], OWN: []})
     bare_s: list[float] = field(default_factory=list)
     faults: list[tuple[Case, float, bool]] = field(default_factory=list)
 
-    @property
-    def ratio(self) -> float:
-        """Median of the ratios of the pairs."""
-        return statistics.median(
-            doctor / bare for doctor, bare in zip(self.doctor_s, self.bare_s, strict=True)
-        )
+    def ratio(self, start: str) -> float:
+        """Median of the ratios of the turns, of the doctor that is started so."""
+        turns = zip(self.doctor_s[start], self.bare_s, strict=True)
+        return statistics.median(doctor / bare for doctor, bare in turns)
 
-    @property
-    def bar(self) -> float | None:
+    def bar(self, start: str) -> float | None:
         """Highest ratio allowed; None where there is no bar."""
-        return BARS.get((self.hosts, self.nproc))
+        return BARS.get((self.hosts, self.nproc, start))
 
     @property
     def is_met(self) -> bool:
-        """Whether the ratio is within its bar, and every fault was named."""
-        return self.ratio <= (self.bar or self.ratio) and all(right for *_, right in self.faults)
+        """Whether the ratios are within their bars, and every fault was named."""
+        ratios = {start: self.ratio(start) for start in self.doctor_s}
+        return all(right for *_, right in self.faults) and all(
+            ratio <= (self.bar(start) or ratio) for start, ratio in ratios.items()
+        )
 
 
 def faults_of(hosts: int, nproc: int) -> Iterator[Case]:
@@ -118,8 +124,20 @@ def wall_s(lab: Lab, processes: list[Process]) -> float:
     return max(process.seconds or 0.0 for process in processes)
 
 
-def measure(hosts: int, nproc: int, pairs: int) -> Measured:
-    """Let both commands take turns on a healthy cluster, then try the faults."""
+def own_s(lab: Lab, nproc: int) -> float:
+    """Wall time of the doctor with its own launcher on all hosts, in seconds.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    run = lab.own_doctor(*_OPTIONS, nproc=nproc, timeout_s=LIMIT_S)
+    if any(run.codes):
+        sys.exit(str(run))
+    return max(done.seconds for done in run.done)
+
+
+def measure(hosts: int, nproc: int, turns: int) -> Measured:
+    """Let the commands take turns on a healthy cluster, then try the faults."""
     found = Measured(hosts, nproc)
     with Lab(tuple(f"nd{number}" for number in range(hosts))) as lab:
         lab.fresh = True  # both import torch, as a user's would
@@ -128,12 +146,19 @@ def measure(hosts: int, nproc: int, pairs: int) -> Measured:
         doctor = ["-m", "nccl_doctor", "run", "--backend", "gloo", *_OPTIONS]
         # The first start reads torch from the disk; it belongs to neither.
         wall_s(lab, lab.torchrun([str(script)], nproc=nproc))
-        print(f"{hosts} x {nproc}\npair  doctor s  bare s  ratio", flush=True)
-        for pair in range(pairs):
-            found.doctor_s.append(wall_s(lab, lab.torchrun(doctor, nproc=nproc)))
-            found.bare_s.append(wall_s(lab, lab.torchrun([str(script)], nproc=nproc)))
-            took, bare = found.doctor_s[-1], found.bare_s[-1]
-            print(f"{pair + 1:4}  {took:8.2f}  {bare:6.2f}  {took / bare:5.2f}", flush=True)
+        print(f"{hosts} x {nproc}\nturn  torchrun s  own s  bare s  ratios", flush=True)
+        for turn in range(turns):
+            under = wall_s(lab, lab.torchrun(doctor, nproc=nproc))
+            own = own_s(lab, nproc)
+            bare = wall_s(lab, lab.torchrun([str(script)], nproc=nproc))
+            found.doctor_s[TORCHRUN].append(under)
+            found.doctor_s[OWN].append(own)
+            found.bare_s.append(bare)
+            print(
+                f"{turn + 1:4}  {under:10.2f}  {own:5.2f}  {bare:6.2f}  {under / bare:.2f}, "
+                f"{own / bare:.2f}",
+                flush=True,
+            )
     for case in faults_of(hosts, nproc) if hosts >= WITH_FAULTS else ():
         with Lab(case.names) as lab:
             lab.fresh = True
@@ -159,34 +184,36 @@ def page(measured: Sequence[Measured]) -> str:
     day = datetime.now(timezone.utc).date().isoformat()
     rows = []
     for each in measured:
-        bar = f"{each.bar}" if each.bar else "–"
-        pairs = len(each.doctor_s)
-        middle = (statistics.median(each.doctor_s), statistics.median(each.bare_s))
-        cells = [f"{each.hosts} × {each.nproc}", f"healthy, {pairs} pairs"]
-        cells += [f"{middle[0]:.1f}", f"{middle[1]:.1f}", f"{each.ratio:.2f}", bar]
-        rows.append(cells)
+        size, bare = f"{each.hosts} × {each.nproc}", statistics.median(each.bare_s)
+        for start, doctor_s in each.doctor_s.items():
+            cells = [size, f"healthy, {len(doctor_s)} turns", start]
+            cells += [f"{statistics.median(doctor_s):.1f}", f"{bare:.1f}"]
+            rows.append([*cells, f"{each.ratio(start):.2f}", f"{each.bar(start) or '–'}"])
         for case, seconds, right in each.faults:
             answer = "right" if right else "**wrong**"
-            cells = [cells[0], f"{case.title}: {answer}", f"{seconds:.1f}", f"{middle[1]:.1f}"]
-            rows.append([*cells, f"{seconds / middle[1]:.2f}", "–"])
+            cells = [size, f"{case.title}: {answer}", TORCHRUN, f"{seconds:.1f}", f"{bare:.1f}"]
+            rows.append([*cells, f"{seconds / bare:.2f}", "–"])
     return "\n".join(
         [
             "# What a run costs",
             "",
-            "`nccl-doctor run` under torchrun, compared with torchrun and a script that forms the "
-            "default process group and makes one all-reduce. "
-            "Written by `benchmarks/overhead.py`; do not edit.",
+            "`nccl-doctor run`, compared with torchrun and a script that forms the default process "
+            "group and makes one all-reduce. Written by `benchmarks/overhead.py`; do not edit.",
             f"{day}, nccl-doctor {version('nccl-doctor')}, torch {version('torch')} (gloo, CPU), "
             f"Python {platform.python_version()}.",
             "",
             "All hosts are network namespaces of one machine with two cores, so each start of a "
             "process costs all of them: the seconds are not those of a cluster, the ratios are "
-            "nearer to it. Both commands take turns; the ratio is the median over the pairs. With "
-            "a fault on one host in the middle, the doctor's time is compared with that of the "
-            "healthy script.",
+            "nearer to it. The commands take turns; the ratio is the median over the turns. "
+            "Under torchrun (`torchrun … -m nccl_doctor run`) the doctor does all that the script "
+            "does, and more, so that the ratio is never below 1. In front of torchrun "
+            "(`nccl-doctor run -- torchrun …`) it starts its ranks itself, and torchrun's own "
+            "process on each host, which imports torch too, comes only with the job. With a fault "
+            "on one host in the middle, the doctor's time is compared with that of the healthy "
+            "script.",
             "",
-            "| hosts × ranks | cluster | doctor, s | torchrun, s | ratio | at most |",
-            "|---|---|---|---|---|---|",
+            "| hosts × ranks | cluster | doctor | s | torchrun, s | ratio | at most |",
+            "|---|---|---|---|---|---|---|",
             *(f"| {' | '.join(cells)} |" for cells in rows),
             "",
         ]
@@ -204,20 +231,22 @@ def main() -> int:
     """Measure each size; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", type=_size, nargs="+", default=[(2, 2)], metavar="HOSTSxRANKS")
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--write", type=Path, help="page to write")
     args = parser.parse_args()
-    if args.pairs < 1:
-        parser.error(f"--pairs {args.pairs}: at least one is needed")
+    if args.turns < 1:
+        parser.error(f"--turns {args.turns}: at least one is needed")
     reason = trouble()
     if reason:
         print(reason, file=sys.stderr)
         return 1
     measured = []
     for hosts, nproc in args.sizes:
-        measured.append(measure(hosts, nproc, args.pairs))
-        bar = f" (bar {measured[-1].bar})" if measured[-1].bar else ""
-        print(f"{hosts} x {nproc}: median ratio {measured[-1].ratio:.2f}{bar}", flush=True)
+        found = measure(hosts, nproc, args.turns)
+        measured.append(found)
+        for start in found.doctor_s:
+            bar = f" (bar {found.bar(start)})" if found.bar(start) else ""
+            print(f"{hosts} x {nproc} {start}: ratio {found.ratio(start):.2f}{bar}", flush=True)
     if args.write:
         args.write.write_text(page(measured), encoding="utf-8")
     return 0 if all(each.is_met for each in measured) else 1
