@@ -106,7 +106,7 @@ from .kinds import HOST_LATE, HOST_SLOW, LATENCY_HIGH, LINK_SLOW
 from .left_out import lossy_links, shut_links
 from .path_mtu import PATH_MTU_LOW, judge_paths
 from .second_try import measured_again, reports_again, rounds_held, turns
-from .slowness import Confirmed, Measure, confirm, read_measures, try_again
+from .slowness import Confirmed, Measure, confirm, measures_of, try_again
 from .timed import Pace, hold_meetings, nic_speed
 from .wire import Gate
 from .words import WAYS, milliseconds, span, speed
@@ -155,18 +155,19 @@ class Links(Check):
         if every and not held and not shut:
             raise Skip("every link loses packets: its speed would be that of the losses")
         if held != every and held:  # what shuts all of them blocks the round
-            seats = tuple(seat for seat in seats if any(seat in m for slot in held for m in slot))
+            met = {seat for slot in held for meeting in slot for seat in meeting}
+            seats = tuple(seat for seat in seats if seat in met)
             params["slots"] = held
         deadline, pairs = _LISTEN_S + 20 + len(held), [m for slot in held for m in slot] or None
         rounds = [Round(_FIRST, (seats,), deadline, params, may_shrink=True, pairs=pairs)]
         reports = list(cluster.facts(self.name, _FIRST))
-        meetings = try_again(read_measures(reports), _nics(reports))
-        for name, met in turns(cluster, self.name, meetings, len(seats)):
-            again = tuple(sorted({seat for meeting in met for seat in meeting}))
-            held = in_slots(met)
+        meetings = try_again(measures_of(cluster, self.name, _FIRST), _nics(reports))
+        for name, turn in turns(cluster, self.name, meetings, len(seats)):
+            again = tuple(sorted({seat for meeting in turn for seat in meeting}))
+            held = in_slots(turn)
             deadline = _LISTEN_S + _PACE_AGAIN.limit_s * (1 + len(held))
             params = {**given, "slots": held}
-            rounds.append(Round(name, (again,), deadline, params, may_shrink=True, pairs=met))
+            rounds.append(Round(name, (again,), deadline, params, may_shrink=True, pairs=turn))
         return rounds
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
@@ -217,7 +218,7 @@ class Links(Check):
         """Bandwidth and round-trip time of every ordered pair, the better one of its tries."""
         labels = host_labels(cluster)
         again = measured_again(cluster, self.name)
-        for pair, first in read_measures(cluster.facts(self.name, _FIRST)).items():
+        for pair, first in measures_of(cluster, self.name, _FIRST).items():
             where = Where(links=link_names(labels, [pair]))
             tries = [first, *([again[pair]] if pair in again else [])]
             rates = [(t.rate * 8e-9, "burst" in t.starved) for t in tries if t.rate is not None]
@@ -273,7 +274,7 @@ class _Judge:
         reports = list(cluster.facts(Links.name, _FIRST))
         self.facts = {rank.seat: facts for rank, facts in reports}
         self.labels = host_labels(cluster)
-        self.first = read_measures(reports)
+        self.first = measures_of(cluster, Links.name, _FIRST)
         self.second = measured_again(cluster, Links.name)
         self.reports = [*reports, *reports_again(cluster, Links.name)]
         self.result: Confirmed = confirm(self.first, self.second, _nics(reports))

@@ -8,7 +8,7 @@ from typing import Any
 from nccl_doctor.api import Cluster, Rank
 from nccl_doctor.toolkit.peers.schedule import Meeting, in_turns
 
-from .slowness import Measure, Pair, read_measures
+from .slowness import Measure, Pair, measures_of
 
 AGAIN = "confirm"
 """How the names of these rounds begin."""
@@ -44,5 +44,5 @@ def measured_again(cluster: Cluster, check: str) -> dict[Pair, Measure]:
     """The measurements of all these rounds; a pair meets in one of them."""
     found: dict[Pair, Measure] = {}
     for name in rounds_held(cluster, check):
-        found |= read_measures(cluster.facts(check, name))
+        found |= measures_of(cluster, check, name)
     return found

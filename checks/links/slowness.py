@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nccl_doctor.api import Cause, Rank, blame_links
+from nccl_doctor.api import Cause, Cluster, blame_links
 from nccl_doctor.toolkit.cpu_wait import ran_share, was_starved
 from nccl_doctor.toolkit.peers.schedule import Meeting
 
@@ -81,13 +81,20 @@ class Measure:
 Measures = Mapping[Pair, Measure]
 
 
-def read_measures(reports: Iterable[tuple[Rank, Mapping[str, Any]]]) -> dict[Pair, Measure]:
-    """Measurements between hosts that both reported.
+def measures_of(cluster: Cluster, check: str, round_name: str) -> Measures:
+    """Measurements of a round, between hosts that both reported.
 
-    Args:
-        reports: (observer, facts) with `sent`: seat as text → `timed.Sent`, or a `problem`.
+    The facts of the check have `sent`: seat as text → `timed.Sent`, or a `problem`.
     """
-    facts = {rank.seat: report for rank, report in reports}
+    key = (measures_of, check, round_name)
+    if key not in cluster.found:
+        reports = cluster.facts(check, round_name)
+        cluster.found[key] = _measures({rank.seat: report for rank, report in reports})
+    found: Measures = cluster.found[key]
+    return found
+
+
+def _measures(facts: Mapping[int, Mapping[str, Any]]) -> dict[Pair, Measure]:
     return {
         (seat, int(partner)): Measure.read(record)
         for seat, report in facts.items()

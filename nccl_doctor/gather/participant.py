@@ -44,6 +44,7 @@ from nccl_doctor.model.findings import Finding, Kind, Layer, Severity, Where
 from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.report import ParticipantResult
 from nccl_doctor.toolkit import errands, forks, guardian
+from nccl_doctor.toolkit.garbage import collected_rarely
 from nccl_doctor.toolkit.gpu.awake import keep_awake
 from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.hosts import road_to_master
@@ -55,7 +56,6 @@ MOST_MISSING = 5000
 LAST_REPORT_S = 0.8
 """Part of the run's time for the watchdog to write the last report."""
 
-_RARELY = (100_000, 20, 1000)
 _DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
 _ROAD = (Layer.LAUNCH, Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.STORE)
 
@@ -91,13 +91,25 @@ class Participant:
         Returns: the exit code, the same for every participant that the coordinator could reach.
         """
         run = self._run
-        before = gc.get_threshold()
-        if (run.launch.world_size or 0) >= CROWD:
-            # What thousands say lives to the end: to look for garbage in it takes a tenth of the
-            # time, and finds none.
-            gc.set_threshold(*_RARELY)
         uses_gpus = run.backend == "nccl" and run.launch.local_rank in (0, None)
         awake = keep_awake() if uses_gpus else None
+        many = (run.launch.world_size or 0) >= CROWD
+        with collected_rarely() if many else contextlib.nullcontext():
+            result, code = self._examined()
+        with contextlib.suppress(StoreLost):  # the report is written; nobody is left to be told
+            result.finish(code)
+        run.door.close()
+        if run.options.hands_over and run.door.server == "other" and self._box is not None:
+            # The job would else meet our store in place of its own, and lose it.
+            self._box.outlive(GOODBYE_S)
+        if awake is not None:
+            forks.stop_service(awake)  # reaped: after exec it would be a zombie of the job
+        forks.kill_living()
+        return code
+
+    def _examined(self) -> tuple[ParticipantResult, int]:
+        """Take part to the verdict, and write the report. Returns: the result, the exit code."""
+        run = self._run
         result = self._depart()
         if not self._watchdog.stand_down():
             time.sleep(LAST_WORDS_S)  # the watchdog is writing, and ends the process
@@ -111,17 +123,7 @@ class Participant:
             complain(f"the report could not be written: {in_words(error)}")
             code = max(result.code, 3)
         guardian.written(code)
-        gc.set_threshold(*before)
-        with contextlib.suppress(StoreLost):  # the report is written; nobody is left to be told
-            result.finish(code)
-        run.door.close()
-        if run.options.hands_over and run.door.server == "other" and self._box is not None:
-            # The job would else meet our store in place of its own, and lose it.
-            self._box.outlive(GOODBYE_S)
-        if awake is not None:
-            forks.stop_service(awake)  # reaped: after exec it would be a zombie of the job
-        forks.kill_living()
-        return code
+        return result, code
 
     def _depart(self) -> ParticipantResult:
         run = self._run

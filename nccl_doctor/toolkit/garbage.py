@@ -1,0 +1,24 @@
+"""Garbage collection, while what thousands of ranks said is read and judged."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+_RARELY = (100_000, 20, 1000)
+
+
+@contextlib.contextmanager
+def collected_rarely() -> Iterator[None]:
+    """Look for garbage rarely meanwhile.
+
+    What thousands say lives to the end: to look for garbage in it takes a tenth of the time, and
+    finds none.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(*_RARELY)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

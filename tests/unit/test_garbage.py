@@ -1,0 +1,17 @@
+"""Garbage is looked for rarely while much is read, and as before afterwards."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from nccl_doctor.toolkit.garbage import collected_rarely
+
+
+def test_the_thresholds_come_back_after_an_error_too() -> None:
+    before = gc.get_threshold()
+    with pytest.raises(ValueError, match="broken"), collected_rarely():
+        assert gc.get_threshold()[0] > 10 * before[0]
+        raise ValueError("broken")
+    assert gc.get_threshold() == before
