@@ -26,7 +26,7 @@ from nccl_doctor.gather.in_the_way import Failures, touches
 from nccl_doctor.gather.join import Join
 from nccl_doctor.gather.make_report import make_report
 from nccl_doctor.gather.orders import Finish, Order
-from nccl_doctor.gather.partial_reports import PartialReports
+from nccl_doctor.gather.partial_reports import PartialReports, not_heard
 from nccl_doctor.gather.postings import Postings
 from nccl_doctor.gather.quiet import QUIET_S, Quiet
 from nccl_doctor.gather.rows import rows_of_round
@@ -122,16 +122,16 @@ class Coordinator:
             self._box.put(f"late/{seat}", True)
         self._silent |= self._late
         self._look_again()
-        absent = {host.node_rank for host in self._cluster().hosts if not host.reported}
-        nodes = sorted(node for node in absent if node is not None)
         run.progress.people(tuple)
         run.progress.say("judging", Phase.VERDICT)
+        patience_s = max(LEAST_VIEWS_S, views_until - time.monotonic())
+        views = self._views.of(
+            not_heard(self._cluster()),
+            patience_s,
+            max(patience_s, min(roll.until + VIEWS_S - time.monotonic(), run.left())),
+        )
         report = make_report(
-            run,
-            self._evidence,
-            complete=True,
-            views=self._views.of(nodes, max(LEAST_VIEWS_S, views_until - time.monotonic())),
-            extra=list(self._departed()),
+            run, self._evidence, complete=True, views=views, extra=list(self._departed())
         )
         return self._result(report)
 

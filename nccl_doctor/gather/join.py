@@ -72,6 +72,8 @@ class Join:
         self._deaths = deaths
         self._doubts = doubts
         self._opened = 0.0
+        self.until = 0.0
+        """The `time.monotonic()` second at which the join time-out ends."""
         self._restarted: set[int] = set()
         self._open = True
         """Whether no place has been given for good yet."""
@@ -93,7 +95,7 @@ class Join:
         patience = run.options.join_timeout_s
         if run.launch.launcher == OWN:  # counted from the start of this host, as on all others
             patience = max(patience - (self._opened - run.config.started), LEAST_S)
-        until = self._until(patience)
+        self.until = until = self._until(patience)
         if run.launch.launcher == OWN:
             layout = self._call_hosts(until)
             patience = RANKS_S

@@ -25,12 +25,15 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import Report
 from nccl_doctor.toolkit import folders
 from nccl_doctor.toolkit.errands import send
 from nccl_doctor.toolkit.files import write_whole
 
 _POLL_S = 0.2
+_MOST_MORE = 64
+"""Hosts beyond the number that rank 0 was told, of which partial reports are looked for."""
 _LARGEST = 64 << 20
 """Largest partial report that is read, in bytes: some hundred times that of a host of 16 ranks."""
 
@@ -118,19 +121,22 @@ class PartialReports:
             return f"the partial report was not saved: {folder}: {why}"
         return ""
 
-    def of(self, nodes: Collection[int], patience_s: float) -> list[Report]:
-        """Partial reports of these nodes, in order; waits for nodes that have not given up yet.
+    def of(self, nodes: Collection[int], patience_s: float, longest_s: float = 0.0) -> list[Report]:
+        """Partial reports of these nodes, in order; waits for nodes that have not given up yet, for
+        `longest_s` if their file is there: they are still trying.
 
         Files of earlier runs, and what is no report, are left out.
         """
-        until = time.monotonic() + patience_s
+        began = time.monotonic()
         while True:
             found = {}
             if self._folder is not None:
                 read = self._read(nodes, self._opened(self._folder), self._began)
                 found = {node: each for node, each in read.items() if self._is_of_this_run(each)}
-            there = [each for each in found.values() if _stamp_of(each).get("last")]
-            if len(there) == len(nodes) or time.monotonic() > until or self._folder is None:
+            trying = any(not _stamp_of(each).get("last") for each in found.values())
+            waited = time.monotonic() - began
+            is_over = waited > (max(patience_s, longest_s) if trying else patience_s)
+            if is_over or self._folder is None or (len(found) == len(nodes) and not trying):
                 self._forget(found)
                 return [found[node] for node in sorted(found)]
             time.sleep(_POLL_S)
@@ -188,6 +194,18 @@ class PartialReports:
             with contextlib.suppress(OSError):
                 return float(send(folder, lambda: _stamp(opened)))
         return time.time()
+
+
+def not_heard(cluster: Cluster) -> list[int]:
+    """Node ranks that no host has that signed in: those of absent hosts, and those that other hosts
+    count on, where they disagree about the number of hosts.
+    """
+    claims = (rank.launch.given("nnodes") or 0 for rank in cluster.present if rank.launch)
+    most = min(max(claims, default=0), cluster.nnodes + _MOST_MORE)
+    here = {host.node_rank for host in cluster.present_hosts}
+    absent = {host.node_rank for host in cluster.hosts if not host.reported}
+    wanted = {*absent, *range(cluster.nnodes, most)} - here
+    return sorted(node for node in wanted if node is not None)
 
 
 def _stamp_of(report: Report) -> Mapping[str, object]:

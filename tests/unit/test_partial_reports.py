@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor import registry
-from nccl_doctor.gather.partial_reports import PartialReports
+from nccl_doctor.gather.partial_reports import PartialReports, not_heard
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.judge.merge_reports import merge_reports
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.redaction.cover import FolderRedaction
-from tests.support.clusters import make_cluster
+from tests.support.clusters import change_rank, make_cluster
 from tests.support.reports import RUN
 
 
@@ -92,10 +92,28 @@ def test_a_host_that_has_not_given_up_is_waited_for(tmp_path: Path) -> None:
         began = time.monotonic()
         assert len(views.of([1], 0.3)) == 1, "one that died says no last word"
         assert time.monotonic() - began >= 0.3
+    began = time.monotonic()
+    assert len(views.of([1, 2], 0.1, 0.6)) == 1
+    assert time.monotonic() - began >= 0.6, "it is there, and may still say why it does not come"
+    began = time.monotonic()
+    assert views.of([2], 0.1, 60.0) == []
+    assert time.monotonic() - began < 30.0, "of that one there is no sign"
     views.write(1, view("nd1"), last=True)
     began = time.monotonic()
     assert len(views.of([1], 60.0)) == 1
     assert time.monotonic() - began < 30.0  # it does not wait at all
+
+
+def test_whose_partial_reports_are_looked_for() -> None:
+    assert not_heard(make_cluster(("nd0", "nd1", "nd2"), 1, absent_nodes=[1])) == [1]
+    two = make_cluster(("nd0", "nd1"), 1)
+    assert not_heard(two) == []
+    more = change_rank(two, 1, launch={"nnodes": 4})
+    assert not_heard(more) == [2, 3], "nd1 counts on two more"
+    derived = {"nnodes": 4, "sources": {"nnodes": "derived from the size of the world"}}
+    assert not_heard(change_rank(two, 1, launch=derived)) == []
+    many = change_rank(two, 1, launch={"nnodes": 10_000})
+    assert len(not_heard(many)) == 64
 
 
 def test_two_hosts_that_claim_one_node_rank_both_keep_their_view(tmp_path: Path) -> None:
