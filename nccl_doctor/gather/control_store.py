@@ -28,6 +28,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from nccl_doctor.gather.envelope import LARGEST, OPEN, BadMessage, Seal, unwrap, wrap
+from nccl_doctor.toolkit.net.free_port import no_port_left
 from nccl_doctor.toolkit.shortage import shortage_of
 
 T = TypeVar("T")
@@ -59,6 +60,8 @@ _SILENT_LEVELS = ("ERROR", "FATAL", "2", "3")
 _WAITS_S = (2.0, 8.0)
 """Shortest and longest time for which the store is to wait, before it is asked again."""
 _TICK_S = 0.1
+_PORTS_S = 0.5
+"""Time after which a connection that does not come about may lack a port of this host."""
 _LOOKS_A_SECOND = 5000
 """Looks of a crowd together, at most, where the store cannot wait."""
 
@@ -91,7 +94,7 @@ class ControlStore:
         What is put is sealed with `seal`, and what is got must be.
 
         Raises:
-            StoreLost: nobody answered as a TCPStore in time.
+            StoreLost: nobody answered as a TCPStore in time, or this host has no port to call from.
         """
         self.host, self.port, self.prefix = host, port, prefix
         self.seal = seal
@@ -101,7 +104,9 @@ class ControlStore:
         """Number of participants that wait for their messages as this one does."""
         self._worker = _Worker()
         # A client retries on its own clock and may take up to twice its timeout.
-        self._store = self._worker.call(partial(_client, host, port, timeout_s), timeout_s + 1.0)
+        self._store = self._worker.call(
+            partial(_client, host, port, timeout_s), timeout_s + 1.0, _port_watch(host, port)
+        )
         self._is_narrow = False
 
     def beside(self, prefix: str, seal: Seal) -> ControlStore:
@@ -339,6 +344,24 @@ def _client(host: str, port: int, timeout_s: float) -> Any:
         wait_for_workers=False,
         timeout=datetime.timedelta(seconds=timeout_s),
     )
+
+
+def _port_watch(host: str, port: int) -> Callable[[], None]:
+    """Raises StoreLost, some time later, if this host has no free port for a connection: torch
+    would try again and again.
+    """
+    next_s = time.monotonic() + _PORTS_S
+
+    def look() -> None:
+        nonlocal next_s
+        if time.monotonic() >= next_s:
+            next_s = time.monotonic() + _PORTS_S
+            if no_port_left(host, port):
+                raise StoreLost(
+                    "this host has no free port to call from (net.ipv4.ip_local_port_range)"
+                )
+
+    return look
 
 
 class _Worker:

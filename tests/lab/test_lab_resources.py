@@ -90,6 +90,31 @@ def test_connections_that_find_no_port_on_their_own_host_are_not_blocked(lab: La
     assert len(run.report["findings"]) == 1, str(run)
 
 
+_NO_PORT = """
+import socket, time
+from nccl_doctor.gather.control_store import ControlStore, StoreLost
+from nccl_doctor.toolkit.net.free_port import no_port_left
+
+there = ("192.168.77.2", 29500)
+assert not no_port_left(*there)
+assert not no_port_left("nd1", 29500), "a name is looked up by nobody"
+held = [socket.create_server(("", port)) for port in range(50000, 50004)]
+assert no_port_left(*there)
+began = time.monotonic()
+try:
+    ControlStore(*there, timeout_s=20.0, prefix="")
+except StoreLost as error:
+    print(error, time.monotonic() - began < 5)
+"""
+
+
+def test_a_call_without_a_port_to_call_from_ends_at_once(lab: Lab) -> None:
+    lab["nd0"].call("sh", "-c", "echo 50000 50003 > /proc/sys/net/ipv4/ip_local_port_range")
+    said = lab["nd0"].call(lab.python, "-c", _NO_PORT)
+    words = "this host has no free port to call from (net.ipv4.ip_local_port_range) True"
+    assert said.strip() == words
+
+
 def test_a_short_queue_of_connections_counts_on_the_master_only(lab: Lab) -> None:
     for host in lab.hosts:
         host.call("sh", "-c", "echo 7 > /proc/sys/net/core/somaxconn")
