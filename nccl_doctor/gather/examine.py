@@ -124,7 +124,15 @@ def hold(
         group=group,
         seat=run.seat,
         params=round_.params,
-        peers=RoundPeers(box.host, box.port, name, group, run.seat, seal=box.seal),
+        peers=RoundPeers(
+            box.host,
+            box.port,
+            name,
+            group,
+            run.seat,
+            seal=box.seal,
+            forms_groups=check.forms_groups,
+        ),
         shelf=run.shelf(check.name) if check.keeps_sockets else None,
     )
     limit_s = min(round_.deadline_s, run.left())

@@ -9,6 +9,7 @@ from typing import Any
 
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore
 from nccl_doctor.gather.envelope import OPEN, BadMessage, Seal
+from nccl_doctor.toolkit.net.no_time_wait import calls_without_time_wait
 
 _LEFT = "left"
 _LOOK_S = 1.0
@@ -36,8 +37,11 @@ class RoundPeers:
         seat: int,
         *,
         seal: Seal = OPEN,
+        forms_groups: bool = True,
     ) -> None:
+        """`forms_groups`: a process group may be formed over the `store`."""
         self._address = (host, port)
+        self._forms_groups = forms_groups
         self._seal = seal
         self._prefix, self._group, self._seat = prefix, group, seat
         self._opened: ControlStore | None = None
@@ -46,9 +50,12 @@ class RoundPeers:
     def _box(self) -> ControlStore:
         if self._opened is None:
             host, port = self._address
-            self._opened = ControlStore(
-                host, port, timeout_s=OPERATION_S, prefix=self._prefix, seal=self._seal
-            )
+            # A process group may say things in the store that nobody acknowledges.
+            keeps = self._forms_groups
+            with contextlib.nullcontext() if keeps else calls_without_time_wait(port):
+                self._opened = ControlStore(
+                    host, port, timeout_s=OPERATION_S, prefix=self._prefix, seal=self._seal
+                )
         return self._opened
 
     def post(self, tag: str, value: Any) -> None:

@@ -9,17 +9,16 @@ from __future__ import annotations
 import errno
 import selectors
 import socket
-import struct
 import threading
 import time
+
+from nccl_doctor.toolkit.net.no_time_wait import no_time_wait
 
 LIMIT_S = 2.0
 """Time for the first packet, and for the one that the kernel sends again after a second."""
 _AT_A_TIME = threading.BoundedSemaphore(4)
 """Bursts of this process at once, so that neither its descriptors nor a queue of listening sockets
 (128 before Linux 5.4) run out."""
-_RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER: closing leaves no TIME_WAIT."""
 
 
 def connect_many(address: str, port: int, count: int, limit_s: float = LIMIT_S) -> int:
@@ -38,7 +37,7 @@ def connect_many(address: str, port: int, count: int, limit_s: float = LIMIT_S) 
             return _standing(made, (address, port), end)
         finally:
             for sock in made:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                no_time_wait(sock)
                 sock.close()
 
 

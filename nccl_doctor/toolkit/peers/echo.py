@@ -26,6 +26,7 @@ from typing import Any
 
 from nccl_doctor.toolkit.net.dial import Origin, dial_twice
 from nccl_doctor.toolkit.net.interfaces import is_link_local
+from nccl_doctor.toolkit.net.no_time_wait import no_time_wait
 from nccl_doctor.toolkit.peers.burst import connect_many
 from nccl_doctor.toolkit.peers.calm import Calm, exchange
 
@@ -149,6 +150,7 @@ def _tried(door: Door, origin: Origin | None, talk: Talk) -> list[Call]:
         return made
     with sock:
         result = hold(sock, door, talk)
+        no_time_wait(sock)
     # Where a segment is lost, so would a new connection be: none of them for want of a limit.
     is_good = result.outcome == "ok" and not result.detail and result.lost < _LOST
     if talk.burst and is_good and origin is None:
