@@ -42,7 +42,7 @@ _WARM_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Pace:
-    """What parts of a meeting take at the most; a good one takes 0.3 s.
+    """Limits of the parts of a meeting; a good one takes 0.3 s.
 
     A burst ends after `burst_s` seconds, or sooner where so many bytes went: more would tell
     nothing more about a fast link, and takes the CPUs from whoever shares them.

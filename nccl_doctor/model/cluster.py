@@ -185,13 +185,13 @@ class Cluster:
 
     @property
     def hosts_wanted(self) -> int:
-        """Number of hosts that the user asked for, as far as it is known."""
+        """Number of hosts that the user asked for; a double stands for one that is absent."""
         there = [(host.node_rank, host.reported) for host in self.hosts]
         return max(self.nnodes, _without_doubles(there))
 
     @property
     def ranks_wanted(self) -> int:
-        """Number of ranks that the user asked for, as far as it is known."""
+        """Number of ranks that the user asked for, counted in the same way."""
         there = [(rank.rank, rank.reported) for rank in self.ranks]
         return max(self.world_size, _without_doubles(there))
 
