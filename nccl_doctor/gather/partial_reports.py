@@ -61,14 +61,21 @@ class PartialReports:
     """The folder, as one host of the run sees it; without a folder nothing is written or read."""
 
     def __init__(
-        self, folder: str | None, join_timeout_s: float, redaction: Redaction | None = None
+        self,
+        folder: str | None,
+        join_timeout_s: float,
+        redaction: Redaction | None = None,
+        *,
+        age_s: float = 0.0,
     ) -> None:
-        """`redaction` puts pseudonyms into the reports that stay in the folder."""
+        """`redaction` puts pseudonyms into the reports that stay in the folder. `age_s`: seconds
+        since this process began.
+        """
         self._folder = None if folder is None else Path(folder)
         self._redaction = redaction
         self.run_id = ""
         """Identifies the run, once this host knows it."""
-        self._began = self._now()
+        self._began = self._now() - age_s
         # Hosts may have started earlier than this one, but not by more than they would wait.
         self._oldest = self._began - join_timeout_s
 

@@ -76,6 +76,7 @@ class Participant:
             run.options.output_dir if self._speaks_in_folder() else None,
             run.options.join_timeout_s,
             run.config.redaction,
+            age_s=time.monotonic() - run.config.started,
         )
         self._watchdog = Watchdog(
             run.config.deadline - LAST_REPORT_S,

@@ -85,6 +85,15 @@ def test_a_host_that_still_leaves_the_run_before_does_not_count(tmp_path: Path) 
     assert len(reader.of([1], 0.0)) == 1
 
 
+def test_a_host_that_was_quicker_to_start_is_of_this_run(tmp_path: Path) -> None:
+    """Rank 0 imported torch for some seconds while the other host wrote what it knew."""
+    quick = PartialReports(str(tmp_path), 60)
+    quick.write(1, view("nd1"))
+    time.sleep(0.05)
+    assert PartialReports(str(tmp_path), 60).of([1], 0.0) == [], "as of a run before"
+    assert len(PartialReports(str(tmp_path), 60, age_s=5.0).of([1], 0.0)) == 1
+
+
 def test_a_host_that_has_not_given_up_is_waited_for(tmp_path: Path) -> None:
     views = PartialReports(str(tmp_path), 10)
     for seen in (view("nd1", facts=False), view("nd1")):
