@@ -3,7 +3,8 @@
 What it checks
 --------------
 The time of an all-reduce, for several sizes, over all ranks, inside each host, between neighbouring
-hosts and, with `--mesh`, in the groups of each dimension; as latency, algorithm bandwidth and bus
+hosts (with gloo only where check `links` did not time those links, and with `--level full`) and,
+with `--mesh`, in the groups of each dimension; as latency, algorithm bandwidth and bus
 bandwidth (2 (n-1)/n times as much, as nccl-tests defines it). Separately, and never added to it,
 the time that each rank takes to compute a fixed product of matrices. Outliers by the median
 absolute deviation are measured again, beside ranks, hosts and partners that were good; only those
@@ -88,7 +89,7 @@ from nccl_doctor.toolkit.groups.timed import TIMED, rate_text, slow_pairs, with_
 from nccl_doctor.toolkit.hosts import between
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.nccl.slowing import INSIDE, NVLS_OFF, slowing
-from nccl_doctor.toolkit.outliers import bus_bandwidth, ring, slow_ones
+from nccl_doctor.toolkit.outliers import bus_bandwidth, slow_ones
 from nccl_doctor.toolkit.shared_kinds import BANDWIDTH_LOW, BELOW_FLOOR
 
 from .figures import speed_figures, world_speed
@@ -149,7 +150,7 @@ class GroupSpeed(Check):
     kinds = (RANK_SLOW, BANDWIDTH_LOW, BELOW_FLOOR)
     reads = (
         "backend_device", "clock", "collectives", "firewall",
-        "gpu_state", "gpu_work", "loss", "uplink",
+        "gpu_state", "gpu_work", "links", "loss", "uplink",
     )  # fmt: skip
     level = Level.STANDARD
     together = True
@@ -165,9 +166,7 @@ class GroupSpeed(Check):
         inside = [seats for seats in seen.hosts.values() if len(seats) > 1]
         if len(seen.hosts) > 1 and inside:
             planned["each-host"] = inside
-        leads = [seats[0] for seats in seen.hosts.values()]
-        for number, pairs in enumerate(ring(leads)):
-            planned[f"{PAIRS}-{number}"] = list(pairs)
+        planned |= seen.ring_of_hosts()
         planned |= seen.mesh_groups()
         planned |= seen.doubtful()
         if able := nvls_hosts(seen):

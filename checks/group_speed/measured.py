@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from nccl_doctor.api import Cluster
+from nccl_doctor.api import Cluster, Level
 from nccl_doctor.toolkit.cpu_wait import ran_share, was_starved
 from nccl_doctor.toolkit.groups.attempts import Attempt, attempts_of
 from nccl_doctor.toolkit.groups.timed import largest, seconds_of, was_busy
 from nccl_doctor.toolkit.mesh import mesh_groups
 from nccl_doctor.toolkit.outliers import TIMES, bus_bandwidth, ring, second_try, slow_ones
 from nccl_doctor.toolkit.peers.loss import lossy_data_roads
+from nccl_doctor.toolkit.peers.pairs import by_partner, mapping, number
 
 WORLD, HOSTS, PAIRS, MESH, AGAIN = "world", "each-host", "pairs", "mesh", "again"
 """Rounds, or how their names begin: all ranks, the ranks of each host, first ranks of neighbouring
@@ -134,6 +135,22 @@ class Measured:
         return list(kinds.values())
 
     # What is planned
+
+    def ring_of_hosts(self) -> dict[str, list[tuple[int, ...]]]:
+        """Rounds in which the first ranks of neighbouring hosts meet; none where check `links` has
+        timed what gloo would do there: bytes over the same sockets. NCCL may take another way.
+        """
+        if self.cluster.backend == "gloo" and self.cluster.level is not Level.FULL:
+            timed = Counter(
+                host.id
+                for host, _, sent in by_partner(self.cluster, "links", "exchange", "sent")
+                if number(mapping(sent).get("rate"))
+            )
+            enough = min(2, len(self.hosts) - 1)
+            if all(timed[host] >= enough for host in self.hosts):
+                return {}
+        rounds = enumerate(ring(self.leads()))
+        return {f"{PAIRS}-{at}": list(pairs) for at, pairs in rounds}
 
     def mesh_groups(self) -> dict[str, list[tuple[int, ...]]]:
         """`mesh-NAME` → the groups of that dimension, if the mesh fits these ranks."""

@@ -30,10 +30,7 @@ def test_four_hosts_from_plain_variables(make_lab: Callable[..., Lab]) -> None:
     assert run.report is not None
     assert [host["host"] for host in run.report["hosts"]] == ["nd0", "nd1", "nd2", "nd3"]
     timed = run.report["ranks"][0]["facts"]["group_speed"]
-    sizes = {name: [each["bytes"] for each in timed[name]["facts"]["all_reduce"]] for name in timed}
-    assert sizes["world"] == [8, 65_536, 1_048_576, 4_194_304]
-    pairs = [sizes[name] for name in sizes if name.startswith("pairs")]
-    assert pairs == [[8, 65_536, 4_194_304]] * 2, "less is asked of a pair than of all ranks"
+    assert list(timed) == ["world"], "what gloo would do between two hosts, links has timed"
 
 
 def test_two_runs_of_one_cluster_do_not_disturb_each_other(lab: Lab) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Job, Severity
+from nccl_doctor.api import Cluster, Job, Level, Severity
 from nccl_doctor.checks.group_speed import GroupSpeed
 from nccl_doctor.model.findings import Finding, Round
 from tests.support.clusters import make_cluster
@@ -72,6 +72,31 @@ def test_a_host_that_is_slow_inside() -> None:
     (found,) = judged(held(hosts(4), seconds))
     assert (found.code, found.where.hosts) == ("bandwidth-low", ("nd2",))
     assert "inside the host" in found.message
+
+
+def linked(rates: Mapping[tuple[str, str], float | None], **more: Any) -> Cluster:
+    """Three hosts of which check `links` has timed links: (host, partner) → bytes per second."""
+    seats = {"nd0": "0", "nd1": "2", "nd2": "4"}
+    facts = {
+        name: {"sent": {seats[b]: {"rate": rate} for (a, b), rate in rates.items() if a == name}}
+        for name in seats
+    }
+    made = {"check": "links", "by_host": facts, "round_name": "exchange"}
+    return make_cluster(tuple(seats), 2, **made, **more)
+
+
+def test_pairs_are_left_to_the_links_where_gloo_would_do_the_same() -> None:
+    every = {(a, b): 1e9 for a in ("nd0", "nd1", "nd2") for b in ("nd0", "nd1", "nd2") if a != b}
+
+    def pairs(cluster: Cluster) -> int:
+        return sum(round_.name.startswith("pairs") for round_ in CHECK.plan(cluster))
+
+    assert pairs(linked(every)) == 0
+    assert pairs(linked({**every, ("nd0", "nd1"): None})) == 3, "one was not timed"
+    assert pairs(linked({key: 1e9 for key in every if "nd2" not in key})) == 3
+    assert pairs(linked({})) == pairs(hosts(3)) == 3
+    assert pairs(linked(every, backend="nccl")) == 3, "NCCL may take another way"
+    assert pairs(linked(every, level=Level.FULL)) == 3
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 8])
