@@ -53,7 +53,7 @@ guide, troubleshooting (networking).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Cause,
@@ -124,6 +124,19 @@ takes 290 µs to leave (`spr_cstates` in drivers/idle/intel_idle.c).
 """
 
 
+class LinksFacts(TypedDict):
+    """Facts that `observe` returns. `sent`: seat of a partner → `timed.Sent`, or a `problem`."""
+
+    address: str
+    interface: str
+    mtu: int
+    nic_mbps: int | None
+    carries_data: bool
+    load: float | None
+    drops: Mapping[str, Mapping[str, int]]
+    sent: dict[str, dict[str, Any]]
+
+
 class Links(Check):
     """Compares latency and bandwidth of the links between hosts; measures outliers again."""
 
@@ -170,7 +183,7 @@ class Links(Check):
             rounds.append(Round(name, (again,), deadline, params, may_shrink=True, pairs=turn))
         return rounds
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> LinksFacts:
         """Measure with the partners of this round's timetable, one after the other."""
         if ctx.peers is None or len(ctx.group) < 2:
             raise Untested("no other host took part")
