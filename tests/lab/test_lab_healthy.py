@@ -30,7 +30,8 @@ def test_four_hosts_from_plain_variables(make_lab: Callable[..., Lab]) -> None:
     assert run.report is not None
     assert [host["host"] for host in run.report["hosts"]] == ["nd0", "nd1", "nd2", "nd3"]
     timed = run.report["ranks"][0]["facts"]["group_speed"]
-    assert list(timed) == ["world"], "what gloo would do between two hosts, links has timed"
+    assert "world" in timed
+    assert not any("pairs" in name for name in timed), "what gloo would do there, links has timed"
 
 
 def test_two_runs_of_one_cluster_do_not_disturb_each_other(lab: Lab) -> None:
