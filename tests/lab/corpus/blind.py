@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.lab.corpus import LAUNCHERS, Case, Cause
 
-SEED = 16
+SEED = 17
 """Seed of the faults of this release (0.1.0), chosen before the first of them was run."""
 
 
