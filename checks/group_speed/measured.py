@@ -14,6 +14,7 @@ from nccl_doctor.toolkit.groups.timed import largest, seconds_of, was_busy
 from nccl_doctor.toolkit.mesh import mesh_groups
 from nccl_doctor.toolkit.outliers import TIMES, bus_bandwidth, ring, second_try, slow_ones
 from nccl_doctor.toolkit.peers.loss import lossy_data_roads
+from nccl_doctor.toolkit.peers.matrix import first_calls
 from nccl_doctor.toolkit.peers.pairs import by_partner, mapping, number
 
 WORLD, HOSTS, PAIRS, MESH, AGAIN = "world", "each-host", "pairs", "mesh", "again"
@@ -146,11 +147,20 @@ class Measured:
                 for host, _, sent in by_partner(self.cluster, "links", "exchange", "sent")
                 if number(mapping(sent).get("rate"))
             )
-            enough = min(2, len(self.hosts) - 1)
-            if all(timed[host] >= enough for host in self.hosts):
+            open_to = Counter(dict.fromkeys(self.hosts, len(self.hosts) - 1)) - self._shut()
+            if all(timed[host] >= min(2, open_to[host]) for host in self.hosts):
                 return {}
         rounds = enumerate(ring(self.leads()))
         return {f"{PAIRS}-{at}": list(pairs) for at, pairs in rounds}
+
+    def _shut(self) -> Counter[int]:
+        """Host → number of hosts that it cannot call, or be called by: no group can form there."""
+        _, calls = first_calls(self.cluster)
+        links = {
+            frozenset(self.ranks[seat].host.id for seat in pair if seat in self.ranks)
+            for pair in calls.bad
+        }
+        return Counter(host for link in links for host in link)
 
     def mesh_groups(self) -> dict[str, list[tuple[int, ...]]]:
         """`mesh-NAME` → the groups of that dimension, if the mesh fits these ranks."""

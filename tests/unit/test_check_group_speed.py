@@ -11,7 +11,8 @@ import pytest
 from nccl_doctor.api import Cluster, Job, Level, Severity
 from nccl_doctor.checks.group_speed import GroupSpeed
 from nccl_doctor.model.findings import Finding, Round
-from tests.support.clusters import make_cluster
+from tests.support.clusters import make_cluster, with_round
+from tests.support.peers import DROPPED, World
 from tests.support.timed_rounds import BUSY, IDLE, all_reduce, hold
 
 CHECK = GroupSpeed()
@@ -97,6 +98,25 @@ def test_pairs_are_left_to_the_links_where_gloo_would_do_the_same() -> None:
     assert pairs(linked({})) == pairs(hosts(3)) == 3
     assert pairs(linked(every, backend="nccl")) == 3, "NCCL may take another way"
     assert pairs(linked(every, level=Level.FULL)) == 3
+
+
+def test_no_pair_is_missed_that_could_not_meet() -> None:
+    """Of two hosts that cannot call each other, each has one partner less to be timed with."""
+    three, broken = ("nd0", "nd1", "nd2"), {("nd1", "nd2"), ("nd2", "nd1")}
+    every = {(a, b) for a in three for b in three if a != b}
+    seats = {name: str(2 * at) for at, name in enumerate(three)}
+
+    def pairs(timed: set[tuple[str, str]]) -> int:
+        facts = {
+            name: {"sent": {seats[b]: {"rate": 1e9} for a, b in timed if a == name}}
+            for name in three
+        }
+        cluster = World(3, "gloo").fail(broken, DROPPED).cluster()
+        cluster = with_round(cluster, "links", "exchange", facts)
+        return sum(round_.name.startswith("pairs") for round_ in CHECK.plan(cluster))
+
+    assert pairs(every - broken) == 0
+    assert pairs(every - broken - {("nd0", "nd1"), ("nd1", "nd0")}) == 3, "one was not timed"
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 8])
