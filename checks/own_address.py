@@ -55,7 +55,7 @@ from nccl_doctor.toolkit.c10d import AGENT_NAMES, first_agent
 from nccl_doctor.toolkit.firewall.netfilter import quote_hit
 from nccl_doctor.toolkit.firewall.opening import let_loop_back
 from nccl_doctor.toolkit.firewall.portrules import rules_for_own_calls, sure_hit
-from nccl_doctor.toolkit.net.dial import dial
+from nccl_doctor.toolkit.net.dial import dial_twice
 from nccl_doctor.toolkit.net.interfaces import interfaces
 from nccl_doctor.toolkit.net.routes import source_towards
 
@@ -86,7 +86,8 @@ AGENT = OWN_ADDRESS_BLOCKED.variant(
     why="With torchrun's c10d rendezvous, the agent of the first host serves the store of the "
     "ranks at that address, on any free port, and is its first client: torchrun would hang."
 )
-DIAL_S = 2.0
+DIAL_S, PAUSE_S = 1.1, 0.3
+"""Time limit of each of two calls, and between their begins: four packets, as between hosts."""
 LOOK_UP_S = 2.0
 RULES_S = 0.5
 """Seconds for each of four commands."""
@@ -124,7 +125,6 @@ class OwnAddress(Check):
             raise Skip("this host has no address but loopback")
         nic, address = likely
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        calls = []
         with socket.socket(family, socket.SOCK_STREAM) as listener:
             try:
                 listener.bind((address, 0))
@@ -133,12 +133,10 @@ class OwnAddress(Check):
             listener.listen(4)
             port = listener.getsockname()[1]
             ctx.breadcrumb(f"call {address} port {port} on this host")
-            for _ in range(2):
-                call, sock = dial(address, port, DIAL_S)
-                calls.append(call.to_json())
-                if sock is not None:
-                    sock.close()
-                    break
+            dials, sock = dial_twice(address, port, DIAL_S, PAUSE_S)
+            if sock is not None:
+                sock.close()
+        calls = [each.to_json() for each in dials]
         facts: OwnAddressFacts = {"interface": nic, "address": address, "calls": calls}
         if calls[-1]["outcome"] == "connected":
             return facts

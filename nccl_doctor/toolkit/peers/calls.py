@@ -35,7 +35,7 @@ Gone = Callable[[Collection[int]], Collection[int]]
 
 # All hosts call at about the same time, so each waits at most for a slow start of the others.
 _LISTEN_S = 10.0
-# A failed call takes 1.6 s dropped, 2 x 8 s at the very worst; one more batch for each 128 calls.
+# A failed call takes 1.4 s dropped, 2 x 8 s at the very worst; one more batch for each 128 calls.
 _CALLS_S = 18.0
 _BATCH_S = 6.0
 _DONE_S = 20.0
