@@ -45,6 +45,14 @@ def main() -> None:
 
 
 def program() -> int:
+    """Run the command line, as `command_line`, without looking for garbage all the time."""
+    from nccl_doctor.toolkit.garbage import collected_rarely
+
+    with collected_rarely():
+        return command_line()
+
+
+def command_line() -> int:
     """Run the command line; every error is one line on stderr.
 
     Returns: the exit code. 2 on a usage or configuration error, 3 where stdout cannot be written

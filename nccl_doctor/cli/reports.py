@@ -26,7 +26,6 @@ from nccl_doctor.cli.saving import (
 )
 from nccl_doctor.report.formats import formats
 from nccl_doctor.report.profiles import PROFILES
-from nccl_doctor.toolkit.garbage import collected_rarely
 
 if TYPE_CHECKING:
     from nccl_doctor.model.report import Report
@@ -54,7 +53,6 @@ def report(ctx: click.Context, /) -> None:
     No cluster is needed: a report holds all facts. FILE may be - for stdin.
     """
     need_command(ctx)
-    ctx.with_resource(collected_rarely())
 
 
 @report.command(

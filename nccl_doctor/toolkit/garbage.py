@@ -1,4 +1,4 @@
-"""Garbage collection, while what thousands of ranks said is read and judged."""
+"""Garbage collection in a program that ends soon, and keeps nearly all that it makes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _RARELY = (100_000, 20, 1000)
 def collected_rarely() -> Iterator[None]:
     """Look for garbage rarely meanwhile.
 
-    What thousands say lives to the end: to look for garbage in it takes a tenth of the time, and
-    finds none.
+    What is imported, and what thousands of ranks say, lives to the end: to look for garbage in it
+    takes a tenth of the time, and finds none.
     """
     before = gc.get_threshold()
     gc.set_threshold(*_RARELY)
