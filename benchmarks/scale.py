@@ -332,8 +332,9 @@ named. `benchmarks/scale.py` measures it and writes this page.
 
 Rank 0 is the program itself: it serves the store, conducts the run, judges, and writes the report.
 All other ranks are played by a few processes on the same machine, with the program's own client
-and one connection each. They say what the hosts of a healthy run of 2 × 2 ranks said, each with
-its own name, address and times. What the checks themselves take is not in the seconds, nor is the
+and one connection for each rank; what the ranks of a host say to their speaker stays on the host,
+and is not played. They say what the hosts of a healthy run of 2 × 2 ranks said, each with its own
+name, address and times. What the checks themselves take is not in the seconds, nor is the
 time limit for a host that never comes or no longer answers. All of it shares {cores} processor
 cores, so the seconds hold what thousands of hosts would do at the same time; the processor time of
 rank 0 and of its store stands beside them.
@@ -356,12 +357,10 @@ named with its place, and nothing else.
 *Sign-in* is from its end of looking at its own host to the list of all seats; *rounds* are orders,
 reading the letters of all, and planning and judging between them.
 
-Each rank speaks for itself, in a star over one store; no host speaks for its ranks.
-What that costs rank 0 beyond one letter for each host is the reading of a letter, about 0.1 ms.
-Most of a round is not reading, and most of a run is no round:
-the facts of each rank have to be checked, judged and written, whoever brings them.
-From 128 ranks on, each lets the store wait for its next order, and is told of it at once;
-an order is one message for each participant.
+From 128 ranks on, the ranks of a host speak with one voice, in a star over one store: a process on
+the host signs in for them, and posts their answers of a round as one letter. The ranks of rank 0's
+host, which are nearest to the store, speak for themselves.
+Each voice lets the store wait for the next order, and is told of it at once.
 """
 
 

@@ -169,6 +169,7 @@ def _run_options(function: F) -> F:
     "deepspeed.",
 )
 @click.option("--relay", is_flag=True, hidden=True)
+@click.option("--voices-from", type=Number(2, MAX_RANKS), hidden=True)
 @click.option(
     "--mesh",
     type=Mesh(),

@@ -91,6 +91,7 @@ def options_of(ctx: click.Context, given: Mapping[str, Any], *, first: bool) -> 
         hands_over=bool(ctx.meta.get(COMMAND)),
         verbosity=given["verbose"],
         quiet=given["quiet"],
+        voices_from=given.get("voices_from") or Options.voices_from,
         **redaction_of(given, check=first),
         **ctx.meta[_CONFIG],
     )

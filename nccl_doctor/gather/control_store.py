@@ -44,7 +44,6 @@ OPERATION_S = 10.0
 """Time limit of one store operation, which takes a millisecond unless its host is frozen or cut
 off.
 """
-_ONE = (1).to_bytes(4, "big")
 _POLL_S = 0.05
 FIRST_PAUSE_S = 0.002
 """Pause between the first two looks for a message."""
@@ -180,34 +179,54 @@ class ControlStore:
         value, self.versions[key] = unwrap(name, data, self.seal, largest)
         return value
 
-    def short(self, keys: Collection[str], largest: int = LARGEST) -> dict[str, Any]:
-        """Those of some messages that have come and have one piece, each as `get` returns it, or as
-        the `BadMessage` that it is.
+    def many(self, keys: Collection[str], largest: int = LARGEST) -> dict[str, Any]:
+        """Those of some messages that have come, each as `get` returns it, or as the `BadMessage`
+        that it is; not the longest ones.
 
         Many come at once, in large packets: only for who is on the host of the store.
         """
         found: dict[str, Any] = {}
         in_order = sorted(keys)
         for at in range(0, len(in_order), _AT_ONCE):
-            some = in_order[at : at + _AT_ONCE]
-            for key, data in zip(some, self._first_pieces(some), strict=False):
-                if data[:4] == _ONE and len(data) <= len(_ONE) + PIECE_BYTES:
-                    try:
-                        found[key], self.versions[key] = unwrap(
-                            self.prefix + key, data[4:], self.seal, largest
-                        )
-                    except BadMessage as error:
-                        found[key] = error
+            for key, data in self._whole(in_order[at : at + _AT_ONCE]).items():
+                try:
+                    found[key], self.versions[key] = unwrap(
+                        self.prefix + key, data, self.seal, largest
+                    )
+                except BadMessage as error:
+                    found[key] = error
         return found
 
-    def _first_pieces(self, keys: Collection[str]) -> Sequence[bytes]:
-        names = [self.prefix + key for key in keys]
+    def _whole(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """Some messages, put together; without very long ones, and those that lack a piece or have
+        a wrong one: who asks for one of them finds out.
+        """
+        found: dict[str, list[bytes]] = {}
+        more: list[tuple[str, str]] = []
+        firsts = self._at_once([self.prefix + key for key in keys])
+        for key, data in zip(keys, firsts, strict=False):
+            rest = int.from_bytes(data[:4], "big") - 1
+            if 0 <= rest <= _MANY_AT_ONCE:
+                found[key] = [data[4:]]
+                more += [(key, f"{self.prefix}{key}#{index}") for index in range(1, rest + 1)]
+        for at in range(0, len(more), _MANY_AT_ONCE):
+            some = more[at : at + _MANY_AT_ONCE]
+            pieces = self._at_once([name for _, name in some])
+            for (key, _), piece in zip(some, pieces or [b""] * len(some), strict=True):
+                found[key].append(piece)
+        return {
+            key: b"".join(whole)
+            for key, whole in found.items()
+            if min(map(len, whole)) > 0 and max(map(len, whole)) <= PIECE_BYTES
+        }
+
+    def _at_once(self, names: Sequence[str]) -> Sequence[bytes]:
+        """Values of all of these; none if one is missing: the store would wait for it."""
 
         def receive() -> list[bytes]:
-            """First piece of each; none if one is missing: the store would wait for it."""
             return list(self._store.multi_get(names)) if self._store.check(names) else []
 
-        return self._worker.call(receive, OPERATION_S)
+        return self._worker.call(receive, OPERATION_S) if names else []
 
     def wait(
         self,

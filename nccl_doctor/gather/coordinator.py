@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat, takewhile
-from typing import Any
 
+from nccl_doctor.gather.answers import Answers
 from nccl_doctor.gather.board import Phase, phase_of
-from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
+from nccl_doctor.gather.control_store import ControlStore
 from nccl_doctor.gather.deaths import Deaths
 from nccl_doctor.gather.departures import departures
 from nccl_doctor.gather.doubts import Doubts
-from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, hold, over_key
 from nccl_doctor.gather.in_the_way import Failures, touches
@@ -29,17 +28,13 @@ from nccl_doctor.gather.orders import Finish, Order
 from nccl_doctor.gather.partial_reports import PartialReports, not_heard
 from nccl_doctor.gather.postings import Postings
 from nccl_doctor.gather.quiet import QUIET_S, Quiet
-from nccl_doctor.gather.rows import rows_of_round
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.second_look import LOOK_S, checks_that_look_again, look_alone, look_together
 from nccl_doctor.gather.start_time import StartTime
 from nccl_doctor.gather.stopped import stopped
-from nccl_doctor.launch import identity
 from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import AFTER_LOSS, BEFORE, Cluster, Outcome, OutcomeStatus
-from nccl_doctor.model.cluster_json import outcome_from_json
 from nccl_doctor.model.findings import Finding, Round, Turn, Where
-from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.kinds import RUN_INTERRUPTED
 from nccl_doctor.model.report import ParticipantResult, Report
 from nccl_doctor.toolkit.host import host_name
@@ -47,8 +42,6 @@ from nccl_doctor.toolkit.host import host_name
 VIEWS_S, LEAST_VIEWS_S = 2.5, 1.0
 """Time after the sign-in in which partial reports of absent hosts come, which give up when it ends;
 and the least time to wait for them, after everything else."""
-ANSWER_MAX = 4 << 20
-"""Largest answer of one participant in one round, in bytes of JSON."""
 GOODBYE_S = 3.0
 GOODBYE_OF_A_RANK_S = 3e-4
 """Time that the store stays up for participants that have not yet read the verdict, and for each of
@@ -86,8 +79,8 @@ class Coordinator:
         self._failures = Failures(run.registry.checks)
         self._posted = Postings(box)
         self._seen: tuple[Cluster, Cluster] | None = None
-        self._is_near = identity.is_this_host(box.host)
         self._quiet = Quiet(box, evidence)
+        self._answers = Answers(run, box, evidence, self._deaths, self._quiet)
         self._told_dead: set[int] = set()
         self._late: set[int] = set()
         self._starts = StartTime(run)
@@ -99,14 +92,24 @@ class Coordinator:
             StoreLost: the store broke off.
         """
         run = self._run
-        roll = Join(run, self._box, self._evidence, self._deaths, self._doubts, posted=self._posted)
+        roll = Join(
+            run,
+            self._box,
+            self._evidence,
+            self._deaths,
+            self._doubts,
+            posted=self._posted,
+            voices=self._answers.voices,
+        )
         roll.call()
         if roll.cut_short:
             report = make_report(
                 run, self._evidence, complete=False, extra=[stopped(run, self._evidence)]
             )
             return self._result(report)
-        views_until = time.monotonic() + VIEWS_S
+        # Where the sign-in was over earlier, nobody gives up now: those who did have left theirs.
+        at_last = time.monotonic() >= roll.until
+        views_until = time.monotonic() + (VIEWS_S if at_last else LEAST_VIEWS_S)
         run.joined = True
         self._quiet.look()  # who is killed in the first moments has no connection later
         self._starts.signed_in(self._cluster())
@@ -197,24 +200,22 @@ class Coordinator:
         # Recorded with those of the others: in a run that is stopped now, a peer that was stopped a
         # moment earlier must not be blamed for it.
         own = None
+        look = partial(self._look_out, groups)
         if run.seat in met:
-            look = partial(self._look_out, groups)
             own = hold(run, box, check, round_, number=self._number, tick=look)
-        others = {f"evidence/{self._number}/{seat}": seat for seat in members if seat != run.seat}
+        others = [seat for seat in members if seat != run.seat]
         until = started + wait_s
         doing = f"{check.name}: {round_.name}, waiting for the others"
         run.progress.say(doing, phase_of(check.layer), until)
         patience = max(0.0, until - time.monotonic())
-        there = self._awaited(others, patience, groups)
+        answers = self._answers.of(self._number, others, patience, look)
         self._starts.note(check, replace(round_, deadline_s=wanted_s), time.monotonic() - started)
         if own is not None:
             own = self._in_its_time(own, wanted_s, deadline_s)
             self._record(run.seat, check, round_, own, met[run.seat])
-        short = box.short(there, ANSWER_MAX) if self._is_near else {}
-        for key, seat in others.items():
-            if key in there:
-                outcome = self._answer(key, seat, short.get(key))
-                outcome = self._in_its_time(outcome, wanted_s, deadline_s)
+        for seat in others:
+            if seat in answers:
+                outcome = self._in_its_time(answers[seat], wanted_s, deadline_s)
             else:
                 self._silent.add(seat)
                 words = f"no answer within {wait_s:.0f} s of the order"
@@ -231,22 +232,6 @@ class Coordinator:
         limit_s = self._run.options.timeout_s + self._run.more_s
         return hung_within(outcome, wanted_s, given_s, limit_s)
 
-    def _answer(self, key: str, seat: int, data: Any) -> Outcome:
-        """Outcome of a participant; untested where its answer cannot be taken. `data` is what was
-        read of it already, None for nothing.
-        """
-        try:
-            if isinstance(data, BadMessage):
-                raise data
-            if data is None:
-                data = self._box.get(key, OPERATION_S, largest=ANSWER_MAX)
-            return outcome_from_json(Node(f"seat {seat}: evidence", data))
-        except ValueError as error:
-            self._evidence.refusals.answer(key, error, self._evidence.place(seat))
-            return Outcome(OutcomeStatus.UNTESTED, reason="its answer was refused")
-        except StoreTimeout:  # somebody took it away again
-            return Outcome(OutcomeStatus.SILENT, reason="its answer is gone from the store")
-
     def _look_out(self, groups: Sequence[Sequence[int]]) -> bool:
         """Answer doubts, and tell the groups that have lost a member. Returns: whether any has."""
         self._doubts.answer()
@@ -257,31 +242,6 @@ class Coordinator:
         for group in lost:
             self._box.put(over_key(self._number, group), True)
         return quiet or bool(lost)
-
-    def _awaited(
-        self, others: Mapping[str, int], patience_s: float, groups: Sequence[Sequence[int]]
-    ) -> set[str]:
-        """Keys of the answers that come in time, without waiting for who was killed or is quiet."""
-        look = partial(self._look_out, groups)
-        until = time.monotonic() + patience_s
-        there: set[str] = set()
-        named = not self._run.options.redact
-        self._run.progress.people(
-            lambda: rows_of_round(
-                self._evidence, {seat: key in there for key, seat in others.items()}, named=named
-            )
-        )
-        while True:
-            gone = {key for key, seat in others.items() if seat in self._quiet.seats}
-            left = {
-                key
-                for key, seat in others.items()
-                if key not in there | gone and self._deaths.of(seat) is None
-            }
-            patience = until - time.monotonic()
-            if not left or patience <= 0:
-                return there | self._box.wait(set(others) - there, 0.0) if others else there
-            there |= self._box.wait(left, patience, self._run.progress.tick, look)
 
     def _death_of(self, seat: int) -> Outcome | None:
         """Outcome of a participant that was killed, in the round in which that is first seen."""
@@ -373,7 +333,7 @@ class Coordinator:
         # Who was refused, or came too late, reads that in the roster.
         everybody = {*self._evidence.seats, *self._evidence.refusals.seats}
         away = (self._silent - self._late) | {self._run.seat}
-        byes = [f"bye/{seat}" for seat in everybody - away]
+        byes = {f"bye/{self._voice_of(seat)}" for seat in everybody - away}
         if byes:
             box.wait(byes, GOODBYE_S + GOODBYE_OF_A_RANK_S * len(byes))
         seats = [f"seat/{seat}" for seat in everybody]
@@ -381,6 +341,11 @@ class Coordinator:
         names = ("seats", "departures", "deaths")
         box.forget([*names, *self._posted.keys, *seats, *byes, *late])
         self._doubts.close()
+
+    def _voice_of(self, seat: int) -> int:
+        """The seat that says goodbye for a seat."""
+        first = self._answers.voices.of(seat)
+        return seat if first is None else first
 
 
 def longest_round(left_s: float) -> float:

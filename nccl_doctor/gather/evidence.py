@@ -65,6 +65,7 @@ class EvidenceLog:
         self._signed_in: dict[int, SignIn] = {}
         self._signed_in_s: dict[int, float] = {}
         self._alone: dict[str, int] = {}
+        self._by_token: dict[str, int] = {}
         self._layout: Layout | None = None
         self._waited_s: float | None = None
         self._late: set[int] = set()
@@ -97,6 +98,10 @@ class EvidenceLog:
         earlier = self._starts.get((who.host_key, launch.rank), launch.restart_count)
         return launch.agent_store and earlier < launch.restart_count
 
+    def seat_of(self, token: str) -> int | None:
+        """The seat at which the process with this token has signed in, if it has."""
+        return self._by_token.get(token)
+
     def give_way(self, who: SignIn) -> tuple[int, SignIn] | None:
         """Forget one that was killed, and whose place a later start of it takes; returns its seat,
         and its sign-in.
@@ -104,8 +109,10 @@ class EvidenceLog:
         Each was the only living process of its host with this claim: the earlier one is gone.
         """
         seat = self._alone.get(who.alone) if who.alone else None
-        if seat is None:
-            return None
+        return None if seat is None else (seat, self.forget(seat))
+
+    def forget(self, seat: int) -> SignIn:
+        """Forget a participant; returns its sign-in."""
         self._changes[""] += 1
         self._parted.pop(seat, None)
         del self._signed_in_s[seat]
@@ -113,7 +120,8 @@ class EvidenceLog:
         gone = self._signed_in.pop(seat)
         self._starts.pop((gone.host_key, gone.launch.rank), None)
         self._host_came_s.pop(gone.host, None)
-        return seat, gone
+        self._by_token.pop(gone.token, None)
+        return gone
 
     def sign_in(self, seat: int, who: SignIn, after_s: float) -> None:
         """Record the sign-in of a participant, `after_s` seconds after signing in began.
@@ -136,6 +144,7 @@ class EvidenceLog:
         self._changes[""] += 1
         if who.alone:
             self._alone[who.alone] = seat
+        self._by_token[who.token] = seat
         self._signed_in[seat] = who
         self._signed_in_s[seat] = after_s
         self._host_came_s.setdefault(who.host, after_s)

@@ -29,6 +29,7 @@ from nccl_doctor.gather.rows import rows_of_sign_in
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.second_look import WITNESSES
 from nccl_doctor.gather.sign_in import SIGN_IN_MAX, Claimant, SignIn
+from nccl_doctor.gather.voice.letters import Voices, is_of_speaker, refused_in, sign_ins_in
 from nccl_doctor.launch import identity
 from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import (
@@ -64,10 +65,12 @@ class Join:
         doubts: Doubts,
         *,
         posted: Postings,
+        voices: Voices,
     ) -> None:
         self._run = run
         self._box = box
         self._posted = posted
+        self._voices = voices
         self._evidence = evidence
         self._deaths = deaths
         self._doubts = doubts
@@ -213,8 +216,8 @@ class Join:
                 return complete()
             if complete() and not self._doubts.awaits(self._tokens().values()):
                 return True
-            doing = f"waiting for {self._evidence.not_here()}"
-            self._run.progress.say(doing, Phase.SIGN_IN, until)
+            who = self._evidence.not_here() or "others: those that are here contradict each other"
+            self._run.progress.say(f"waiting for {who}", Phase.SIGN_IN, until)
             # With thousands, a look takes longer than the pause.
             rest = max(pause, time.monotonic() - looked)
             time.sleep(min(rest, max(0.0, until - time.monotonic())))
@@ -231,33 +234,54 @@ class Join:
             )
         }
         there = self._box.wait(awaited, 0.0) if awaited else set()
-        short = self._box.short(there, SIGN_IN_MAX) if there and self._is_near else {}
+        many = self._box.many(there, SIGN_IN_MAX) if there and self._is_near else {}
         for key in there:
-            seat, data = awaited[key], None
             try:
-                data = self._read(key, short)
-                who = SignIn.from_json(seat, data)
-                if evidence.has_been(who):
-                    self._restarted.add(seat)
-                    continue
-                self._size = grown(self._size, who.launch)
-                if self._open and (gone := evidence.give_way(who)):
-                    self._restarted.add(gone[0])
-                    self._deaths.replaced(gone[1])
+                letter = self._read(key, many)
+                sign_ins = sign_ins_in(awaited[key], letter)
             except BadMessage as error:
-                refusals.sign_in(key, error)
+                for seat, reason in refused_in(awaited[key], error):
+                    refusals.sign_in(f"seat/{seat}", reason)
             except ValueError as error:
-                refusals.claim(key, error, Claimant.of(data))
+                refusals.claim(key, error, Claimant())
             except StoreTimeout:  # somebody took it away again
                 continue
             else:
-                evidence.sign_in(seat, who, time.monotonic() - self._opened)
-                if (version := self._box.versions[key]) != __version__:
-                    refusals.version(key, version, evidence.place(seat))
+                alone = not is_of_speaker(letter)
+                taken = [s for s, data in sign_ins if self._take(s, data, key, alone=alone)]
+                if not alone:
+                    self._voices.note(awaited[key], taken)
 
-    def _read(self, key: str, short: Mapping[str, Any]) -> Any:
-        """A sign-in; `short` are those that were read already."""
-        data = short.get(key)
+    def _take(self, seat: int, data: Any, key: str, *, alone: bool) -> bool:
+        """Take a sign-in of the letter `key`. Returns: whether it is a new one.
+
+        One that stands `alone` counts more than one by a speaker: its sender did not hear of that.
+        """
+        evidence, refusals = self._evidence, self._evidence.refusals
+        try:
+            who = SignIn.from_json(seat, data)
+            before = evidence.seat_of(who.token)
+            if evidence.has_been(who) or (before is not None and not alone):
+                self._restarted.add(seat)
+                return False
+            self._size = grown(self._size, who.launch)
+        except ValueError as error:
+            refusals.claim(f"seat/{seat}", error, Claimant.of(data))
+            return False
+        if self._open and before is not None:
+            self._restarted.add(before)
+            evidence.forget(before)
+        elif self._open and (gone := evidence.give_way(who)):
+            self._restarted.add(gone[0])
+            self._deaths.replaced(gone[1])
+        evidence.sign_in(seat, who, time.monotonic() - self._opened)
+        if (version := self._box.versions[key]) != __version__:
+            refusals.version(f"seat/{seat}", version, evidence.place(seat))
+        return True
+
+    def _read(self, key: str, many: Mapping[str, Any]) -> Any:
+        """A sign-in; `many` are those that were read already."""
+        data = many.get(key)
         if isinstance(data, BadMessage):
             raise data
         return data or self._box.get(key, OPERATION_S, largest=SIGN_IN_MAX)

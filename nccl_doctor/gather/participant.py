@@ -20,7 +20,7 @@ from nccl_doctor.gather import departures
 from nccl_doctor.gather.alone import alone_as
 from nccl_doctor.gather.board import Phase
 from nccl_doctor.gather.connect import connect, open_store
-from nccl_doctor.gather.control_store import CROWD, ControlStore, StoreLost, StoreTimeout
+from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.coordinator import GOODBYE_S, Coordinator
 from nccl_doctor.gather.deaths import death_of, seal_of
 from nccl_doctor.gather.doubts import Doubts, another_coordinates
@@ -36,6 +36,8 @@ from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.second_look import look_alone
 from nccl_doctor.gather.sign_in import SignIn, introduce
 from nccl_doctor.gather.stopped import stopped
+from nccl_doctor.gather.voice.line import LineLost
+from nccl_doctor.gather.voice.of_host import HostVoice
 from nccl_doctor.gather.watchdog import LAST_WORDS_S, Watchdog
 from nccl_doctor.judge.checks import in_words, judge_all
 from nccl_doctor.model import kinds
@@ -44,7 +46,6 @@ from nccl_doctor.model.findings import Finding, Kind, Layer, Severity, Where
 from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.report import ParticipantResult
 from nccl_doctor.toolkit import errands, forks, guardian
-from nccl_doctor.toolkit.garbage import collected_rarely
 from nccl_doctor.toolkit.gpu.awake import keep_awake
 from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.hosts import road_to_master
@@ -72,6 +73,7 @@ class Participant:
         self._token = ""
         self._is_second = False
         self._box: ControlStore | None = None
+        self._voice = HostVoice(run)
         self._views = PartialReports(
             run.options.output_dir if self._speaks_in_folder() else None,
             run.options.join_timeout_s,
@@ -94,15 +96,14 @@ class Participant:
         run = self._run
         uses_gpus = run.backend == "nccl" and run.launch.local_rank in (0, None)
         awake = keep_awake() if uses_gpus else None
-        many = (run.launch.world_size or 0) >= CROWD
-        with collected_rarely() if many else contextlib.nullcontext():
-            result, code = self._examined()
+        result, code = self._examined()
         with contextlib.suppress(StoreLost):  # the report is written; nobody is left to be told
             result.finish(code)
         run.door.close()
         if run.options.hands_over and run.door.server == "other" and self._box is not None:
             # The job would else meet our store in place of its own, and lose it.
             self._box.outlive(GOODBYE_S)
+        self._voice.end()
         if awake is not None:
             forks.stop_service(awake)  # reaped: after exec it would be a zombie of the job
         forks.kill_living()
@@ -155,6 +156,7 @@ class Participant:
         run = self._run
         who = replace(who, alone=alone_as(run.launch, run.environ, who.host_key))
         self._token = who.token
+        self._voice.start()
         self._leave_view()
         with run.joining.phase("examined_s"):
             facts = examine_alone(run)
@@ -233,10 +235,8 @@ class Participant:
     def _sign_in(self, meeting: ControlStore, run_id: str, who: SignIn) -> ControlStore:
         """Take a seat in a run. Returns the store, for messages of that run."""
         run, key = self._run, self._run.config.key
-        self._box = box = meeting.beside(prefix_of(run_id), seal_of(key, run_id))
-        with run.joining.phase("seat_s"):
-            run.seat = box.add("seats", 1) - 1
         who = replace(who, joining=dict(run.joining.seconds))
+        self._box = box = meeting.beside(prefix_of(run_id), seal_of(key, run_id))
         if not self._goes_with_coordinator():
             guardian.signed_in(
                 death=death_of(os.getpid(), run.launch.rank, ""),
@@ -245,7 +245,14 @@ class Participant:
                 secret=key.secret.hex() if key else "",
                 lasts=key is not None and key.lasts,
             )
-        box.put(f"seat/{run.seat}", who.to_json())
+        try:
+            box, run.seat = self._voice.sign_in(box, run_id, who.to_json())
+            self._box = box
+        except LineLost:
+            with run.joining.phase("seat_s"):
+                run.seat = box.add("seats", 1) - 1
+            who = replace(who, joining=dict(run.joining.seconds))
+            box.put(f"seat/{run.seat}", who.to_json())
         # From here on facts name participants by their seats: this one must not stand at another's.
         self._evidence = EvidenceLog(run.launch, self._scopes, run.environ)
         self._evidence.sign_in(run.seat, who, 0.0)

@@ -244,6 +244,7 @@ RUN_FLAGS = {
     "--output-dir",
     "--baseline",
     "--relay",
+    "--voices-from",
     "--mesh",
     "--groups",
     "--deepspeed-config",

@@ -152,22 +152,28 @@ def test_wait_names_those_who_came(door: tuple[int, int]) -> None:
     assert box.wait(["a", "b", "c"], 0.2) == {"a", "c"}
 
 
-def test_short_letters_come_some_at_once_and_bad_ones_as_what_they_are(
-    door: tuple[int, int],
-) -> None:
+def test_letters_come_some_at_once_and_bad_ones_as_what_they_are(door: tuple[int, int]) -> None:
     box = connect(door[0])
     names = [f"evidence/{seat}" for seat in range(50)]
     for number, name in enumerate(names):
         box.put(name, number)
-    box.put("evidence/7", [os.urandom(64).hex() for _ in range(100)])
+    long = [os.urandom(64).hex() for _ in range(100)]
+    box.put("evidence/7", long)
+    box.put("evidence/8", long)
+    box.forget(["evidence/8#1"])
     box._store.set(f"{PREFIX}evidence/9", b"\0\0\0\1nothing of ours")
+    box._store.set(f"{PREFIX}evidence/10", b"\xff\xff\xff\xffso long that nobody wants it")
     box._store = counted = Counted(box._store)
-    found = box.short(names)
-    assert "evidence/7" not in found, "it has several pieces"
+    found = box.many(names)
+    assert found.keys() == set(names) - {"evidence/8", "evidence/10"}
     assert isinstance(found.pop("evidence/9"), BadMessage)
-    assert found == {f"evidence/{n}": n for n in range(50) if n not in (7, 9)}
-    assert len(counted.asked) == 4
-    assert box.short([*names, "none"]).keys() < set(names), "who is missing keeps its neighbours"
+    assert found.pop("evidence/7") == long
+    assert all(found[key] == int(key.split("/")[1]) for key in found)
+    assert len(counted.asked) == 6, "pieces are asked for together, too"
+    assert box.many([*names, "none"]).keys() < set(names), "who is missing keeps its neighbours"
+    for broken in ("evidence/8", "evidence/10"):
+        with pytest.raises(BadMessage):
+            box.get(broken, 1.0)
     assert box.get("evidence/3", 1.0) == 3
 
 

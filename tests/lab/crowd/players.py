@@ -1,4 +1,5 @@
-"""Plays many participants in one process, each in a thread, with the program's own client.
+"""Plays many participants in one process, with the program's own client: those of rank 0's host
+each in a thread, and each other host in one, as its speaker.
 
 What no machine of a real cluster would share is shared here, as a few processors play all of them:
 letters are made before the start, and a message of rank 0 that all read is taken apart once.
@@ -6,13 +7,14 @@ letters are made before the start, and a message of rank 0 that all read is take
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import secrets
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +25,21 @@ from nccl_doctor.gather.deaths import seal_of
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.follow import Follower
 from nccl_doctor.gather.opening import MEETING, opened, prefix_of
+from nccl_doctor.gather.orders import Finish, Order, Roster
 from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.gather.participant import import_torch
+from nccl_doctor.gather.postings import is_paged, own_part, page_of, whole
 from nccl_doctor.gather.run import prepare
 from nccl_doctor.gather.run_state import Run
+from nccl_doctor.gather.voice.letters import (
+    answers_key,
+    letter_of_answers,
+    letter_of_sign_ins,
+)
 from nccl_doctor.launch import identity
 from nccl_doctor.model.cluster import AFTER_LOSS, ALONE, Facts, Outcome
 from nccl_doctor.model.findings import Round
+from nccl_doctor.model.options import Options
 from tests.lab.crowd import PORT, Plan
 from tests.lab.crowd.answers import Answers, Seats
 from tests.lab.crowd.head import options_of
@@ -94,6 +104,62 @@ class Player(Follower):
         return outcome
 
 
+class Spoken:
+    """The ranks of one host, and the speaker that speaks for them."""
+
+    def __init__(
+        self, cast: Cast, box: ControlStore, first: int, tokens: Mapping[int, str]
+    ) -> None:
+        self._cast, self._box, self._first = cast, box, first
+        self._ranks = dict(enumerate(tokens, first))
+        """The rank of each seat."""
+        self._tokens = tokens
+        self._paged = False
+
+    def follow(self, left: Callable[[], float]) -> None:
+        """Take part in the run, to its end."""
+        told = self._box.get("roster", left())
+        self._paged = is_paged(told)
+        for seat, rank in self._ranks.items():
+            roster = Roster.from_json(whole(self._box, "roster", told, seat))
+            if not roster.admits(seat, self._tokens[rank]):
+                raise LookupError(f"rank {rank} is not admitted")
+        for number in itertools.count():
+            orders = self._orders(f"order/{number}", left())
+            if any(isinstance(order, Finish) for order in orders.values()):
+                break
+            answers = {
+                seat: self._answer(seat, order)
+                for seat, order in orders.items()
+                if isinstance(order, Order) and any(seat in group for group in order.round.groups)
+            }
+            if answers:
+                self._box.put(answers_key(number, self._first), letter_of_answers(answers))
+        self._box.put(f"bye/{self._first}", True)
+
+    def _orders(self, key: str, patience_s: float) -> dict[int, Order | Finish]:
+        """The order as each seat reads it; what several read is asked for once."""
+        pages: dict[str, Any] = {}
+        orders = {}
+        for seat in self._ranks:
+            page = page_of(key, seat) if self._paged else key
+            if page not in pages:
+                pages[page] = self._box.get(page, patience_s)
+            data = pages[page]
+            if self._paged:
+                data = own_part(self._box, key, data, seat, self._cast.groups)
+            orders[seat] = follow.order_from_json(data)
+        return orders
+
+    def _answer(self, seat: int, order: Order) -> Any:
+        rank = self._ranks[seat]
+        facts = self._cast.facts_for(order.round.name, rank)
+        outcome = self._cast.answers.of(order.check, order.round, seat, rank, facts)
+        if outcome is None:
+            raise Frozen
+        return outcome.to_json()
+
+
 class Cast:
     """All participants of this process."""
 
@@ -108,9 +174,20 @@ class Cast:
         self._tokens = {rank: secrets.token_hex(8) for rank in self.ranks}
         self._facts: dict[int, Facts] = {}
         self._letters = {}
+        sign_ins = {}
         for rank in self.ranks:
             self._facts[rank] = together(record.facts(rank))
-            self._letters[rank] = Letter(record.sign_in(rank, self._tokens[rank], key))
+            sign_ins[rank] = record.sign_in(rank, self._tokens[rank], key)
+        self.hosts: list[list[int]] = []
+        """The ranks that a thread plays: those of a host, or one that has no speaker."""
+        speaks = plan.ranks >= Options.voices_from
+        for number, of_host in itertools.groupby(self.ranks, lambda rank: rank // plan.per_host):
+            here = list(of_host)
+            self.hosts += [here] if number and speaks else [[rank] for rank in here]
+        for here in self.hosts:
+            told = [sign_ins[rank] for rank in here]
+            letter = told[0] if len(here) == 1 else letter_of_sign_ins(told)
+            self._letters[here[0]] = Letter(letter)
         self.groups = Once()
         self.ended = 0
         self.frozen: list[int] = []
@@ -124,7 +201,7 @@ class Cast:
         now = time.monotonic()
         config = replace(base.config, started=now, deadline=now + base.options.timeout_s)
         self._base = replace(base, config=config)
-        threads = [threading.Thread(target=self._one, args=(rank,)) for rank in self.ranks]
+        threads = [threading.Thread(target=self._one, args=(ranks,)) for ranks in self.hosts]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -134,26 +211,33 @@ class Cast:
         """Recorded facts of a rank for a round; those of before the sign-in are needed rarely."""
         return self._record.facts(rank) if round_name == AFTER_LOSS else self._facts[rank]
 
-    def _one(self, rank: int) -> None:
+    def _one(self, ranks: Sequence[int]) -> None:
         try:
-            self._follow(rank)
-            self.ended += 1
+            self._follow(ranks)
+            self.ended += len(ranks)
         except Frozen:
-            self.frozen.append(rank)
+            self.frozen += ranks
         except Exception as error:  # what goes wrong for one is a result
-            self.problems[rank] = f"{type(error).__name__}: {error}"
+            self.problems[ranks[0]] = f"{type(error).__name__}: {error}"
 
-    def _follow(self, rank: int) -> None:
-        run = replace(self._base, launch=self._record.launch(rank))
-        store = ControlStore("127.0.0.1", PORT, timeout_s=60.0, prefix=MEETING)
-        self._kept.append(store)
-        store.crowd = self._plan.ranks
-        run_id = opened(store, run.left())
+    def _follow(self, ranks: Sequence[int]) -> None:
+        runs = [replace(self._base, launch=self._record.launch(rank)) for rank in ranks]
+        for run in runs:  # each rank has a connection, and reads what the run is called
+            store = ControlStore("127.0.0.1", PORT, timeout_s=60.0, prefix=MEETING)
+            self._kept.append(store)
+            store.crowd = self._plan.ranks
+            run_id = opened(store, run.left())
         box = store.beside(prefix_of(run_id), seal_of(None, run_id))
-        run.seat = box.add("seats", 1) - 1
-        self._seats.take(run.seat, rank)
-        box.put(f"seat/{run.seat}", self._letters.pop(rank))
-        Player(run, box, self._tokens[rank], self, rank).follow()
+        first = box.add("seats", len(ranks)) - len(ranks)
+        for seat, (run, rank) in enumerate(zip(runs, ranks, strict=True), first):
+            run.seat = seat
+            self._seats.take(seat, rank)
+        box.put(f"seat/{first}", self._letters.pop(ranks[0]))
+        if len(ranks) == 1:
+            Player(runs[0], box, self._tokens[ranks[0]], self, ranks[0]).follow()
+        else:
+            tokens = {rank: self._tokens[rank] for rank in ranks}
+            Spoken(self, box, first, tokens).follow(runs[0].left)
 
 
 def together(facts: Facts) -> Facts:
