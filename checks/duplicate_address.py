@@ -3,7 +3,8 @@
 What it checks
 --------------
 The address of each host that its peers most likely use (the one on the way to MASTER_ADDR, else
-that of a real interface, not of a bridge or a container) is compared with those of the other hosts.
+that of a real interface, not of a bridge or a container) is compared with all those of the other
+hosts: one may have it beside its own.
 
 Why it matters
 --------------
@@ -13,14 +14,14 @@ machine that spoke last.
 
 How to fix
 ----------
-Give one of the two another address. Containers behind a bridge of their own machine (Docker's
-172.17.0.2, Podman's 10.88.0.2, slirp4netns' 10.0.2.100) all have the same addresses, which no other
-machine reaches, whatever ports are published, and so has a virtual machine behind the NAT of QEMU
-or VirtualBox (10.0.2.15): give that one a bridged interface. Start containers with --network=host,
-or on a network that spans the machines (docker network create -d overlay, in a swarm; a CNI in
-Kubernetes). Where every host has this address by design (a private network behind address
-translation inside each virtual machine), keep the job off it: NCCL_SOCKET_IFNAME==eth1 and
-GLOO_SOCKET_IFNAME=eth1.
+Give one of the two another address; take it from the host that has it beside its own. Containers
+behind a bridge of their own machine (Docker's 172.17.0.2, Podman's 10.88.0.2, slirp4netns'
+10.0.2.100) all have the same addresses, which no other machine reaches, whatever ports are
+published, and so has a virtual machine behind the NAT of QEMU or VirtualBox (10.0.2.15): give that
+one a bridged interface. Start containers with --network=host, or on a network that spans the
+machines (docker network create -d overlay, in a swarm; a CNI in Kubernetes). Where every host has
+this address by design (a private network behind address translation inside each virtual machine),
+keep the job off it: NCCL_SOCKET_IFNAME==eth1 and GLOO_SOCKET_IFNAME=eth1.
 
 When it is wrong
 ----------------
@@ -36,7 +37,7 @@ RFC 5227 (IPv4 address conflict detection); arping(8).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypedDict
 
@@ -50,7 +51,9 @@ from nccl_doctor.api import (
     Host,
     Kind,
     Layer,
+    On,
     Severity,
+    Step,
     Where,
     likely_address,
     look,
@@ -64,6 +67,7 @@ from nccl_doctor.toolkit.containers import (
     is_handed_in,
     network_for,
 )
+from nccl_doctor.toolkit.host import addresses
 from nccl_doctor.toolkit.nccl.use_interface import use_interface
 from nccl_doctor.toolkit.net.interfaces import (
     interfaces,
@@ -90,6 +94,7 @@ class DuplicateAddressFacts(TypedDict):
 
     likely: list[str] | None
     others: list[str]
+    places: dict[str, list[Any]]
     container: str
 
 
@@ -101,9 +106,10 @@ class DuplicateAddress(Check):
     kinds = (ADDRESS_DUPLICATE,)
 
     def observe(self, ctx: Context) -> DuplicateAddressFacts:
-        """The address that peers most likely use, and the others of this host. `container`: the
-        runtime of this host's container, if the interface of that address is one that it made, or
-        of the virtual machine, if it is `USER_NAT`.
+        """The address that peers most likely use, and the `others` of this host: `places` has their
+        interface and prefix length. `container`: the runtime of this host's container, if the
+        interface of that address is one that it made, or of the virtual machine, if it is
+        `USER_NAT`.
         """
         nics = [(nic.name, list(nic.addresses)) for nic in interfaces() if nic.running]
         usable = [
@@ -122,10 +128,21 @@ class DuplicateAddress(Check):
         runtime = container_of(ctx.root, ctx.env) if made else ""
         if not runtime and likely is not None and has_user_nat(likely[1], ctx.root):
             runtime = USER_NAT
-        return {"likely": list(likely) if likely else None, "others": others, "container": runtime}
+        return {
+            "likely": list(likely) if likely else None,
+            "others": others,
+            "places": {
+                each.address: [each.interface, each.prefix]
+                for each in addresses()
+                if each.address in others
+            },
+            "container": runtime,
+        }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Findings on hosts with the same likely address; node ranks of one machine share all."""
+        """Findings on hosts with the same likely address, and on those that have one of another
+        host beside their own; node ranks of one machine share all.
+        """
         owners: dict[str, list[tuple[Host, Mapping[str, Any]]]] = {}
         for rank, facts in cluster.facts(self.name):
             if facts["likely"]:
@@ -152,6 +169,41 @@ class DuplicateAddress(Check):
                 severity=Severity.INFO if apart else None,
                 confidence=Confidence.LIKELY,
             )
+        for rank, facts in cluster.facts(self.name):
+            for address in sorted({*facts["others"]} & owners.keys()):
+                yield from _beside(rank.host, facts, address, owners[address])
+
+
+def _beside(
+    here: Host,
+    facts: Mapping[str, Any],
+    address: str,
+    owners: Iterable[tuple[Host, Mapping[str, Any]]],
+) -> Iterator[Finding]:
+    """Findings on a host that has the address of another one beside its own."""
+    nic, prefix = facts.get("places", {}).get(address, ("", None))
+    for owner, theirs in owners:
+        if (owner.name, owner.addresses) == (here.name, here.addresses):
+            continue
+        place = f"{word(address)}{f'/{prefix}' if prefix else ''} dev {word(nic)}"
+        take = Step(f"ip addr del {place}", on=(here.label,), undo=f"ip addr add {place}")
+        forget = Step(f"ip neigh flush to {word(address)}", On.OTHERS, persists=True)
+        look_first = look(f"ip addr show to {word(address)}", "where it is", on=(here.label,))
+        yield Finding(
+            ADDRESS_DUPLICATE,
+            f"{address} is the address of {owner.label}, and {here.label} has it too, beside "
+            f"{facts['likely'][1]}",
+            Where(
+                hosts=tuple(sorted((here.label, owner.label))),
+                interfaces=tuple(sorted({theirs["likely"][0], *([nic] if nic else [])})),
+            ),
+            {"interfaces": {owner.label: theirs["likely"][0], here.label: nic}},
+            fix=Fix(
+                *((take, forget) if nic else (look_first,)),
+                alternatives=[f"give {owner.label} another address"],
+            ),
+            confidence=Confidence.LIKELY,
+        )
 
 
 def _fix(address: str, bridged: str, *, apart: bool) -> str:

@@ -50,6 +50,22 @@ def test_hosts_that_met_by_another_address_are_only_told() -> None:
     assert found.level is Severity.FAIL
 
 
+def test_a_host_that_has_the_address_of_another_one_beside_its_own() -> None:
+    extra = {**host("192.168.77.3", "192.168.77.2"), "places": {"192.168.77.2": ["eth0:1", 24]}}
+    made = cluster(host("192.168.77.1"), host("192.168.77.2"), extra)
+    where = {"hosts": ["nd1", "nd2"], "interfaces": ["eth0", "eth0:1"]}
+    found = only(CHECK, made, "address-duplicate", **where)
+    assert found.level is Severity.FAIL
+    assert "the address of nd1, and nd2 has it too" in found.message
+    assert "ip addr del 192.168.77.2/24 dev eth0:1" in found.fix
+    older = {key: value for key, value in extra.items() if key != "places"}
+    made = cluster(host("192.168.77.1"), host("192.168.77.2"), older)
+    found = only(CHECK, made, "address-duplicate", hosts=["nd1", "nd2"], interfaces=["eth0"])
+    assert "ip addr show to 192.168.77.2" in found.fix
+    floating = [host(f"192.168.77.{i}", "192.168.77.99") for i in (1, 2)]
+    assert judge(CHECK, cluster(*floating)) == [], "no host is reached by it alone"
+
+
 @each_row(
     ("runtimes", "fix"),
     [
