@@ -42,8 +42,8 @@ arp(7); Kernel documentation, networking/ip-sysctl (gc_thresh3, arp_ignore, arp_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypedDict
 
 from nccl_doctor.api import Check, Cluster, Context, Finding, Layer
 from nccl_doctor.toolkit.host import interface_names
@@ -56,6 +56,14 @@ from .room import FAMILIES, TABLE_SMALL, judge_room, number, read_table
 _MOST = 128
 
 
+class NeighboursFacts(TypedDict):
+    """Facts that `observe` returns; other checks read them."""
+
+    tables: dict[str, Any]
+    nics: dict[str, dict[str, Any]]
+    arp: dict[str, int | None]
+
+
 class Neighbours(Check):
     """Limits of the neighbour tables, and answers by another than the owner of an address."""
 
@@ -64,7 +72,7 @@ class Neighbours(Check):
     kinds = (TABLE_SMALL, OTHER_NIC, ANOTHER, FLUX)
     reads = ("firewall", "interfaces", "rails", "rp_filter")
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> NeighboursFacts:
         """`tables`: `ipv4` and `ipv6` → `limit`, `entries` now, and `overflows` since the start;
         None where the kernel does not say. `nics`: interface → its hardware address, and the
         interfaces above it. `arp`: arp_ignore and arp_announce of all interfaces.

@@ -57,6 +57,7 @@ from nccl_doctor.api import (
     Context,
     Finding,
     Fix,
+    Host,
     Kind,
     Layer,
     On,
@@ -93,6 +94,7 @@ from .kinds import (
     PORT_NOT_THE_STORE,
     PORT_PRIVILEGED,
     PORT_REFUSED,
+    WRONG_ENTRY,
 )
 from .own_port import ANOTHER_PORT, own_port
 from .reasons import excuse_for, reason_of
@@ -147,7 +149,7 @@ class Port(Check):
     )
     seeks_master = True
     at_once = (PORT_IN_USE, PORT_PRIVILEGED, PORT_FORBIDDEN)
-    reads = ("master_firewall",)
+    reads = ("master_firewall", "neighbours")
 
     def deadline(self, ctx: Context) -> float:
         """The time in which rank 0 may come; short if the store is up: torchrun's, or our own."""
@@ -223,7 +225,9 @@ class Port(Check):
             # Check master_firewall reports the rule, on the host that has it.
             if left_out and "knock" in facts and not any(explains_knock(t, facts) for t in theirs):
                 reason = reason_of(cluster, rank, facts, unserved)
-                for finding in _road(rank, facts, _far_end(cluster, rank, facts)):
+                seen = _Seen(rank, facts, _far_end(cluster, rank, facts))
+                seen.macs = _hardware_of(cluster, master, seen.last["address"])
+                for finding in _road(seen, facts):
                     excuse = excuse_for(facts["knock"]["last"], master, *excuses)
                     yield finding.replaced(explained_by=reason, excused_by=excuse)
 
@@ -250,6 +254,8 @@ class _Seen:
         self.here = _host(rank)
         # Seen from one host only, either end of the link may be at fault.
         self.far_end = far_end
+        self.macs: frozenset[str] = frozenset()
+        """Hardware addresses of the host that has the address, where they are known."""
         self.link = Where(links=((rank.host.label, far_end),))
         beside = self.tries.get("neighbour") or {"outcome": ""}
         self.other_port_answers: int | None = (
@@ -271,9 +277,18 @@ def _far_end(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> str:
     return str(facts["master_addr"])
 
 
-def _road(rank: Rank, facts: Mapping[str, Any], far_end: str) -> Iterator[Finding]:
+def _hardware_of(cluster: Cluster, master: Host | None, address: str) -> frozenset[str]:
+    """Hardware addresses of the host with rank 0, if it has this address and has reported."""
+    return frozenset(
+        nic["mac"]
+        for rank, facts in cluster.facts("neighbours")
+        if master is not None and rank.host.id == master.id and address in master.addresses
+        for nic in facts["nics"].values()
+    )
+
+
+def _road(seen: _Seen, facts: Mapping[str, Any]) -> Iterator[Finding]:
     """Findings from the last attempt to connect."""
-    seen = _Seen(rank, facts, far_end)
     own_rule = seen.rules and fits(seen.rules, seen.last)
     if seen.last["answer"]:
         finding = _stranger(seen)
@@ -282,14 +297,14 @@ def _road(rank: Rank, facts: Mapping[str, Any], far_end: str) -> Iterator[Findin
             PORT_BLOCKED,
             f"connections to {seen.at} are blocked by a rule of this host: {stopped_by(own_rule)}",
             seen.here,
-            how_to_let_pass(seen.rules or {}, own_rule, rank.host.label),
+            how_to_let_pass(seen.rules or {}, own_rule, seen.rank.host.label),
             confidence=Confidence.CERTAIN,
         )
     else:
         finding = _unanswered(seen)
     if facts["server"] == "self":
-        mine = next(iter(rank.host.addresses), "ADDRESS")
-        steps = start_with([rank], "master_addr", mine, On.EVERY)
+        mine = next(iter(seen.rank.host.addresses), "ADDRESS")
+        steps = start_with([seen.rank], "master_addr", mine, On.EVERY)
         finding = finding.replaced(
             where=seen.here,
             message=f"{finding.message}; but this host serves the store",
@@ -389,8 +404,11 @@ def _unanswered(seen: _Seen) -> Finding:
             said += f"; an entry made by hand in the neighbour table says that it is at {mac}"
             entry = f"{word(address)} dev {word(nic)}"
             undo = f"ip neigh replace {entry} lladdr {word(mac)} nud permanent"
-            note = "if rank 0's host has another hardware address"
+            note = "" if seen.macs else "if rank 0's host has another hardware address"
             step = Step(f"ip neigh del {entry}", on=seen.here.hosts, undo=undo, note=note)
+            if seen.macs and mac not in seen.macs:
+                message = f"{at} {said}, which is not that of {seen.far_end}"
+                return seen.finding(WRONG_ENTRY, message, seen.here, Fix(step))
             fix = Fix(step, alternatives=[Fix(text=fix)])
         return seen.finding(PORT_BLOCKED, f"{at} {said}", seen.link, fix)
     message = f"{at} cannot be connected to{words}"

@@ -66,6 +66,12 @@ NO_ROUTE = Kind(
         alternatives=["is rank 0's host up, on the same network? Is MASTER_ADDR right?"],
     ),
 )
+WRONG_ENTRY = NO_ROUTE.variant(
+    title="A fixed entry of the neighbour table leads to another machine than the master",
+    why="The kernel asks nobody for that address: what the host sends to it goes to a machine that "
+    "does not take it, and calls get no answer.",
+)
+"""An entry that a person or a program made, and that only stands where nothing asks again."""
 DEAD_ROUTE = NO_ROUTE.variant(
     title="A route of the host leads nowhere, in the way of the master",
     why="The kernel refuses every packet to that address before it leaves the host.",

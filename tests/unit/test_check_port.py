@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Confidence, Finding, Severity, Where
+from nccl_doctor.api import ALONE, Cluster, Confidence, Finding, Severity, Where
 from nccl_doctor.checks.port import Port
-from tests.support.clusters import change_rank, make_cluster, shut_out
+from tests.support.clusters import change_rank, make_cluster, shut_out, with_round
 from tests.support.findings import judge
 from tests.support.knocks import facts, tried
 from tests.support.rows import each_row
@@ -61,6 +62,31 @@ def test_an_entry_by_hand_for_a_master_that_gives_no_answer_is_named() -> None:
     (step,) = found.fix.steps
     assert step.command == "ip neigh del 192.168.77.1 dev eth0"
     assert found.fix.alternatives == ("open tcp port 29500 on nd0 for this host",)
+
+
+def test_an_entry_by_hand_is_the_fault_where_the_masters_own_hardware_is_known() -> None:
+    last = {**tried("dropped"), "fixed": ["02:00:00:00:99:99", "eth0"]}
+
+    def judged_with(mac: str, address: str) -> Finding:
+        hosts = {"nd0": facts(server="self"), "nd1": facts(last)}
+        made = make_cluster(tuple(hosts), check="port", by_host=hosts)
+        made = with_round(
+            made, "neighbours", ALONE, {"nd0": {"nics": {"eth0": {"mac": mac, "above": []}}}}
+        )
+        here = [
+            replace(host, addresses=(address,)) if host.name == "nd0" else host
+            for host in made.hosts
+        ]
+        ranks = [replace(rank, host=here[rank.host.id]) for rank in made.ranks]
+        made = replace(made, hosts=tuple(here), ranks=tuple(ranks))
+        (found,) = judged(shut_out(made, "nd1"))
+        return found
+
+    found = judged_with("02:00:00:00:00:01", "192.168.77.1")
+    assert (found.code, found.where) == ("no-route", HERE)
+    assert found.fix == "on nd1: ip neigh del 192.168.77.1 dev eth0"
+    assert judged_with("02:00:00:00:99:99", "192.168.77.1").code == "port-blocked", "it is right"
+    assert judged_with("02:00:00:00:00:01", "192.168.77.9").code == "port-blocked", "not known"
 
 
 LINK = Where(links=(("nd1", "nd0"),))
