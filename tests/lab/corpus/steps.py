@@ -214,6 +214,12 @@ def firewall(scene: Scene, host: Host, rule: str) -> None:
 
 
 @step
+def iptables(scene: Scene, host: Host, rule: list[str]) -> None:
+    """One rule that somebody made with iptables, for packets that come in by eth0."""
+    host.call("iptables", "-A", "INPUT", "-i", "eth0", *rule)
+
+
+@step
 def block_own_address(scene: Scene, host: Host) -> None:
     """The host drops what it sends to its own address by loopback."""
     faults.drop_own_address(host)
@@ -241,6 +247,12 @@ def lossy_pair(scene: Scene, one: str, other: str, percent: int) -> None:
 def lossy_host(scene: Scene, host: Host, way: str, percent: int) -> None:
     """Packets into a host, or `out` of it, are lost by chance."""
     faults.lossy_host(scene.lab, host, way, percent)
+
+
+@step
+def queue(scene: Scene, host: Host, words: list[str]) -> None:
+    """A queueing discipline of the host itself on eth0: `tbf rate 50mbit …`."""
+    host.call("tc", "qdisc", "add", "dev", "eth0", "root", *words)
 
 
 # Interfaces and routes ----------------------------------------------------------------------------
@@ -284,3 +296,24 @@ def loopback_down(scene: Scene, host: Host) -> None:
 def no_route(scene: Scene, host: Host, to: str) -> None:
     """The host has no route to another one."""
     host.call("ip", "route", "add", "unreachable", f"{scene.lab[to].address}/32")
+
+
+@step
+def route(scene: Scene, host: Host, kind: str, to: str) -> None:
+    """A route of the host that throws away what goes to another one: `prohibit`, `blackhole`."""
+    host.call("ip", "route", "add", kind, f"{scene.lab[to].address}/32")
+
+
+@step
+def neighbour(scene: Scene, host: Host, of: str, mac: str) -> None:
+    """An entry made by hand in the host's neighbour table, for another host."""
+    address = scene.lab[of].address
+    host.call(
+        *("ip", "neigh", "replace", address, "dev", "eth0", "lladdr", mac, "nud", "permanent")
+    )
+
+
+@step
+def address_of(scene: Scene, host: Host, other: str) -> None:
+    """The host has the address of another one too."""
+    host.call("ip", "addr", "add", f"{scene.lab[other].address}/24", "dev", "eth0")
