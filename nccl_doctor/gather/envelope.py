@@ -22,7 +22,7 @@ from typing import Any
 
 from nccl_doctor import __version__
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raise it with every change of a message that an older version cannot read, or reads wrongly."""
 LARGEST = 32 << 20
 """Largest message, in bytes of JSON: the list of all participants may be long."""
