@@ -25,6 +25,7 @@ from nccl_doctor.gather.examine import SETTLE_S
 from nccl_doctor.gather.opening import prefix_of
 from nccl_doctor.gather.run_state import Key
 from nccl_doctor.gather.sign_in import SIGN_IN_MAX
+from nccl_doctor.gather.store_server import bound_resolver
 from nccl_doctor.gather.voice.letters import (
     LETTER_MAX,
     MOST_SPOKEN,
@@ -102,6 +103,7 @@ class Speaker:
         Raises:
             StoreLost, BadMessage, ValueError: the ranks have to go on without it.
         """
+        bound_resolver()
         beat = 0.0
         while not (self._signs_in and not self._ranks):
             lines = [rank.line.fileno() for rank in self._ranks]
