@@ -54,9 +54,6 @@ class Units:
         self._never = "never signed in" if cluster.complete else "no report from it"
         self._enroll(cluster)
         self.present = {unit: at for unit, at in self.where.items() if unit not in self.absent}
-        witnesses = [(host.id, host.facts) for host in cluster.hosts if by_host]
-        witnesses += [(r.host.id if by_host else r.seat, r.facts) for r in cluster.ranks]
-        self.facts = [(unit, facts) for unit, facts in witnesses if facts]
         self._in_order: dict[frozenset[int], tuple[str, ...]] = {}
 
     def labels_of(self, units: Set[int]) -> tuple[str, ...]:
@@ -116,7 +113,7 @@ class Account:
         self._took: dict[str, float] = {}
         self._said: dict[str, str] = {}
         self.due = self._due(cluster)
-        held = self._read()
+        held = self._read(cluster)
         for name, units in self.due.items():
             there = held.get(name, set())
             text = "no outcome" if name == ALONE else f"no outcome of {name}"
@@ -156,14 +153,13 @@ class Account:
             due[item.name] = here
         return due
 
-    def _read(self) -> dict[str, set[int]]:
+    def _read(self, cluster: Cluster) -> dict[str, set[int]]:
         """Round → units with an outcome; what they are is noted."""
         held: dict[str, set[int]] = {}
-        check, good = self.check.name, OutcomeStatus.OK
-        for unit, facts in self.units.facts:
-            if check not in facts:
-                continue
-            for name, outcome in facts[check].items():
+        good = OutcomeStatus.OK
+        for rank, rounds in cluster.rounds_of(self.check.name):
+            unit = rank.host.id if self.by_host else rank.seat
+            for name, outcome in rounds.items():
                 if name not in held:
                     held[name], self._took[name] = set(), 0.0
                 held[name].add(unit)

@@ -284,7 +284,7 @@ class Cluster:
 
         Host-scope facts come once per host, under the rank that speaks for it.
         """
-        return _evidence(self._that_saw(check), round_name)
+        return _evidence(self.rounds_of(check), round_name)
 
     def evidence_on(
         self, check: str, host: Host, round_name: str | None = None
@@ -297,7 +297,11 @@ class Cluster:
         self, check: str, round_name: str = ALONE
     ) -> Iterator[tuple[Rank, Mapping[str, Any]]]:
         """(observer, facts) of every outcome that is `ok`."""
-        return _facts_in(self._that_saw(check), round_name)
+        key = check, round_name
+        if key not in self._good:
+            pairs = list(_facts_in(self.rounds_of(check), round_name))
+            self._good[key] = [rank for rank, _ in pairs], [facts for _, facts in pairs]
+        return zip(*self._good[key], strict=True)
 
     def facts_on(
         self, check: str, host: Host, round_name: str = ALONE
@@ -306,7 +310,7 @@ class Cluster:
         here = self._observers_on.get(host.id, ())
         return _facts_in(_with_rounds(here, check), round_name)
 
-    def _that_saw(self, check: str) -> Iterable[tuple[Rank, Mapping[str, Outcome]]]:
+    def rounds_of(self, check: str) -> Iterable[tuple[Rank, Mapping[str, Outcome]]]:
         """(observer, its rounds) of a check: found once among all ranks, and then kept."""
         if check not in self._seen:
             pairs = list(_with_rounds(self._observers, check))
@@ -315,6 +319,10 @@ class Cluster:
 
     @cached_property
     def _seen(self) -> dict[str, tuple[list[Rank], list[Mapping[str, Outcome]]]]:
+        return {}
+
+    @cached_property
+    def _good(self) -> dict[tuple[str, str], tuple[list[Rank], list[Mapping[str, Any]]]]:
         return {}
 
 
