@@ -32,7 +32,7 @@ JSON = st.recursive(
     max_leaves=20,
 )
 SEALS = st.builds(Seal, st.none() | st.binary(min_size=1, max_size=64), st.text(max_size=20))
-HEAD = f'nccl-doctor {{"protocol": 3, "version": "{__version__}"}}\n'.encode()
+HEAD = f'nccl-doctor {{"protocol": {PROTOCOL}, "version": "{__version__}"}}\n'.encode()
 
 
 @given(JSON, SEALS, st.text(max_size=20))
