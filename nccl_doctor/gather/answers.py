@@ -5,7 +5,7 @@ host that has a speaker.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any
 
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
@@ -28,6 +28,57 @@ _ASK_S = 1.0
 _FEW = 8
 """Most late speakers of which that is asked before the end of the round: it is a look for each of
 their ranks."""
+
+
+class _Round:
+    """Answers of one round: which are awaited, by which keys, and which have come."""
+
+    def __init__(self, number: int, seats: Collection[int], voices: Voices) -> None:
+        self.number, self.seats = number, seats
+        self.own = {seat: f"evidence/{number}/{seat}" for seat in seats}
+        """Key of an answer that stands alone."""
+        self.spoken: dict[int, list[int]] = {}
+        """First seat of a speaker → those here that it speaks for."""
+        for seat in seats:
+            if (first := voices.of(seat)) is not None:
+                self.spoken.setdefault(first, []).append(seat)
+        self.late = set(self.spoken)
+        """Speakers whose letter has not come, by their first seats."""
+        self._by_letter = {seat for members in self.spoken.values() for seat in members}
+        self.here: dict[int, Outcome] = {}
+        self.alone: set[int] = set()
+        """Seats whose own answer is there, to be read in the end."""
+
+    def has(self, seat: int) -> bool:
+        """Whether a seat has answered."""
+        return seat in self.here or seat in self.alone
+
+    def keys(self, is_gone: Callable[[int], bool]) -> set[str]:
+        """Keys of what is still to come, without those who will say nothing more."""
+        left = [seat for seat in self.seats if not self.has(seat) and not is_gone(seat)]
+        alone = {self.own[seat] for seat in left if seat not in self._by_letter}
+        here = set(left)
+        return alone | {
+            answers_key(self.number, first)
+            for first in self.late
+            if not here.isdisjoint(self.spoken[first])
+        }
+
+    def singles(self, firsts: Iterable[int]) -> set[str]:
+        """Keys of those of some speakers, if they speak for themselves."""
+        return {self.own[seat] for first in firsts for seat in self.spoken[first]}
+
+    def note(self, there: Set[str]) -> set[int]:
+        """Take keys that have come. Returns: the speakers of whom a letter is among them."""
+        self.alone |= {seat for seat, key in self.own.items() if key in there}
+        come = {first for first in self.late if answers_key(self.number, first) in there}
+        self.late -= come
+        return come
+
+    def open(self, first: int, outcomes: Mapping[int, Outcome]) -> None:
+        """Take what a letter holds; a seat that it leaves out speaks for itself."""
+        self.here.update(outcomes)
+        self._by_letter -= {seat for seat in self.spoken[first] if seat not in outcomes}
 
 
 class Answers:
@@ -54,82 +105,41 @@ class Answers:
         `look` is asked several times a second whether there is news of somebody's end.
         """
         until = time.monotonic() + patience_s
-        own = {seat: f"evidence/{number}/{seat}" for seat in seats}
-        letters = {seat: f for seat in seats if (f := self.voices.of(seat)) is not None}
-        opened: set[int] = set()
-        here: dict[int, Outcome] = {}
-        alone: set[int] = set()
-        """Seats whose own answer is there."""
-        named = not self._run.options.redact
-        self._run.progress.people(
+        progress, named = self._run.progress, not self._run.options.redact
+        round_ = _Round(number, seats, self.voices)
+        progress.people(
             lambda: rows_of_round(
-                self._evidence, {seat: seat in here or seat in alone for seat in seats}, named=named
+                self._evidence, {seat: round_.has(seat) for seat in seats}, named=named
             )
         )
 
-        def late() -> set[int]:
-            return set(letters.values()) - opened
+        def is_gone(seat: int) -> bool:
+            return seat in self._quiet.seats or self._deaths.of(seat) is not None
 
-        def take(there: set[str]) -> None:
-            """Take what has come: letters are opened, of single answers it is only noted."""
-            alone.update(seat for seat, key in own.items() if key in there)
-            come = {first for first in late() if answers_key(number, first) in there}
-            opened.update(come)
-            here.update(self._opened(number, come, letters))
-
-        def look_for_singles() -> None:
-            single = {own[seat] for seat, first in letters.items() if first in late()}
-            take(self._box.wait(single, 0.0) if single else set())
-
-        while True:
-            keys = {
-                own[seat]
-                if (first := letters.get(seat)) is None or first in opened
-                else answers_key(number, first)
-                for seat in seats
-                if seat not in here
-                and seat not in alone
-                and seat not in self._quiet.seats
-                and self._deaths.of(seat) is None
-            }
-            left_s = until - time.monotonic()
-            if not keys or left_s <= 0:
-                break
-            take(
-                self._box.wait(
-                    keys,
-                    min(left_s, _ASK_S) if late() else left_s,
-                    self._run.progress.tick,
-                    look,
-                )
-            )
-            if 0 < len(late()) <= _FEW:
-                look_for_singles()
-        rest = {own[s] for s in seats if s not in here and s not in alone}
-        take(self._box.wait(rest, 0.0) if rest else set())
-        for first in late():
+        while (keys := round_.keys(is_gone)) and (left_s := until - time.monotonic()) > 0:
+            patience_s = min(left_s, _ASK_S) if round_.late else left_s
+            self._take(round_, self._box.wait(keys, patience_s, progress.tick, look))
+            if 0 < len(round_.late) <= _FEW:
+                self._take(round_, self._box.wait(round_.singles(round_.late), 0.0))
+        if rest := {key for seat, key in round_.own.items() if not round_.has(seat)}:
+            self._take(round_, self._box.wait(rest, 0.0))
+        for first in round_.late:
             self.voices.mute(first)
-        return here | self._read(own, alone - here.keys())
+        return round_.here | self._read(round_.own, round_.alone - round_.here.keys())
 
-    def _opened(
-        self, number: int, firsts: Collection[int], letters: dict[int, int]
-    ) -> dict[int, Outcome]:
-        """Outcomes in the letters of these speakers; a seat that a letter leaves out speaks for
-        itself.
-        """
-        found: dict[int, Outcome] = {}
-        keys = {answers_key(number, first): first for first in firsts}
+    def _take(self, round_: _Round, there: Set[str]) -> None:
+        """Take what has come: letters are opened, of single answers it is only noted."""
+        keys = {answers_key(round_.number, first): first for first in round_.note(there)}
         many = self._box.many(keys, LETTER_MAX) if keys and self._is_near else {}
         for key, first in keys.items():
-            seats = [seat for seat, each in letters.items() if each == first]
+            seats = round_.spoken[first]
             try:
                 answers = answers_in(self._letter(key, many.get(key), LETTER_MAX), first, seats)
             except (ValueError, StoreTimeout) as error:
-                found.update(self._refused(key, error, seats))
-                continue
-            for seat, data in answers.items():
-                found[seat] = self._outcome(key, seat, data)
-        return found
+                round_.open(first, self._refused(key, error, seats))
+            else:
+                found = {seat: self._outcome(key, seat, data) for seat, data in answers.items()}
+                round_.open(first, found)
 
     def _read(self, own: dict[int, str], seats: Iterable[int]) -> dict[int, Outcome]:
         """Outcomes of those that have answered by themselves."""

@@ -105,8 +105,7 @@ class Spoken(ControlStore):
             self._line.send({"want": key, "patience_s": patience_s})
             # What is there, or is not, the speaker says: it may have to ask the store first.
             until = max(until, time.monotonic() + OPERATION_S)
-            known = lambda: key in self._told or key in self._missing  # noqa: E731
-            self._listen(known, until, tick, leave)
+            self._listen(lambda: key in self._told or key in self._missing, until, tick, leave)
         if key not in self._told:
             raise StoreTimeout(f"no value for {key}")
         return self._told[key] if key.startswith("group/") else self._told.pop(key)
