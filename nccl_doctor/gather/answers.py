@@ -69,7 +69,7 @@ class _Round:
         return {self.own[seat] for first in firsts for seat in self.spoken[first]}
 
     def note(self, there: Set[str]) -> set[int]:
-        """Take keys that have come. Returns: the speakers of whom a letter is among them."""
+        """Take keys that have come. Returns: the speakers with a letter among them."""
         self.alone |= {seat for seat, key in self.own.items() if key in there}
         come = {first for first in self.late if answers_key(self.number, first) in there}
         self.late -= come
