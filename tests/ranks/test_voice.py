@@ -171,7 +171,7 @@ def test_nobody_waits_for_one_that_is_gone(host: Host) -> None:
 
 
 def test_an_answer_that_comes_late_stands_alone(host: Host) -> None:
-    """Of a rank that was stopped, and goes on."""
+    """The answer of a rank that was stopped, and goes on."""
     one, other = host.ranks()
     key = host.order(0, deadline_s=0.5 - speaker.SETTLE_S + speaker.HASTE_S)
     side_by_side(lambda: one.get(key, 2.0), lambda: other.get(key, 2.0))

@@ -101,7 +101,7 @@ def test_pairs_are_left_to_the_links_where_gloo_would_do_the_same() -> None:
 
 
 def test_no_pair_is_missed_that_could_not_meet() -> None:
-    """Of two hosts that cannot call each other, each has one partner less to be timed with."""
+    """Two hosts that cannot call each other have one partner less each to be timed with."""
     three, broken = ("nd0", "nd1", "nd2"), {("nd1", "nd2"), ("nd2", "nd1")}
     every = {(a, b) for a in three for b in three if a != b}
     seats = {name: str(2 * at) for at, name in enumerate(three)}
