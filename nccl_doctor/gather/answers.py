@@ -75,7 +75,7 @@ class _Round:
         self.late -= come
         return come
 
-    def open(self, first: int, outcomes: Mapping[int, Outcome]) -> None:
+    def enter(self, first: int, outcomes: Mapping[int, Outcome]) -> None:
         """Take what a letter holds; a seat that it leaves out speaks for itself."""
         self.here.update(outcomes)
         self._by_letter -= {seat for seat in self.spoken[first] if seat not in outcomes}
@@ -136,10 +136,10 @@ class Answers:
             try:
                 answers = answers_in(self._letter(key, many.get(key), LETTER_MAX), first, seats)
             except (ValueError, StoreTimeout) as error:
-                round_.open(first, self._refused(key, error, seats))
+                round_.enter(first, self._refused(key, error, seats))
             else:
                 found = {seat: self._outcome(key, seat, data) for seat, data in answers.items()}
-                round_.open(first, found)
+                round_.enter(first, found)
 
     def _read(self, own: dict[int, str], seats: Iterable[int]) -> dict[int, Outcome]:
         """Outcomes of those that have answered by themselves."""
