@@ -40,6 +40,7 @@ from nccl_doctor.launch import identity
 from nccl_doctor.model.cluster import AFTER_LOSS, ALONE, Facts, Outcome
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.options import Options
+from nccl_doctor.toolkit.garbage import collected_rarely
 from tests.lab.crowd import PORT, Plan
 from tests.lab.crowd.answers import Answers, Seats
 from tests.lab.crowd.head import options_of
@@ -296,11 +297,12 @@ def main() -> None:
     share_work()
     threading.stack_size(_STACK)
     sys.setswitchinterval(_SWITCH_S)
-    cast = Cast(plan, range(int(first), int(end)), Path(report))
-    Path(f"{out}.ready").touch()
-    plan.wait_for_the_gun()
-    before = cpu_of()
-    cast.play()
+    with collected_rarely():
+        cast = Cast(plan, range(int(first), int(end)), Path(report))
+        Path(f"{out}.ready").touch()
+        plan.wait_for_the_gun()
+        before = cpu_of()
+        cast.play()
     sent, received = bytes_of(PORT)
     result = {
         "ended": cast.ended,
