@@ -122,7 +122,9 @@ class AdvertisedAddresses(Check):
         if len(groups) > 1 and len(groups[-1]) == 1:  # nobody would call it
             groups[-2:] = [groups[-2][:-1], (groups[-2][-1], *groups[-1])]
         limit_s, known = calls_deadline(_TOGETHER), {"reached": reached_by_others(cluster)}
-        return (Round("calls", tuple(groups), limit_s, known, may_shrink=True),)
+        return (
+            Round("calls", tuple(groups), limit_s, known, may_shrink=True, by_seat=tuple(known)),
+        )
 
     def observe(self, ctx: Context) -> AdvertisedFacts:
         """`own` addresses; `advertised`: from `_advertised`; `data`: the own address towards

@@ -189,7 +189,7 @@ class Coordinator:
                 self._note_untested(group, group, check, round_, NO_TIME)
             return
         wait_s, wanted_s = deadline_s + SETTLE_S, round_.deadline_s
-        round_ = Round(round_.name, groups, deadline_s, round_.params)
+        round_ = Round(round_.name, groups, deadline_s, round_.params, by_seat=round_.by_seat)
         next_s = wait_s + 2 * SETTLE_S + run.between_orders()
         order = Order(check.name, round_, next_s, more_s=run.more_s)
         started = time.monotonic()

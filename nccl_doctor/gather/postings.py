@@ -20,7 +20,7 @@ from nccl_doctor.model.json_node import Node
 
 PAGE = 64
 """Seats of one page; with fewer seats in all there are no pages."""
-_PAGED, _SHARED = "paged", "shared"
+_PAGED, _SHARED, _TABLES = "paged", "shared", "tables"
 _FEW_BYTES = 600
 """Parameters of a round, as JSON, that stand on each page: it stays one small packet."""
 _BY_SEAT = ("tokens", "places")
@@ -62,18 +62,29 @@ class Postings:
 
     def order(self, number: int, order: Order) -> None:
         """Post a round: each participant reads its own groups, and large parameters only if it has
-        one.
+        one; of those by seat, the entries of its own page.
         """
         key, data = f"order/{number}", order.to_json()
         if not self._pages:
             self.put(key, data)
             return
+        tables = {
+            name: data["params"].pop(name)
+            for name in order.round.by_seat
+            if isinstance(data["params"].get(name), Mapping)
+        }
         if len(json.dumps(data["params"])) > _FEW_BYTES:
             self.put(f"{key}/{_SHARED}", {"params": data["params"]})
             data["params"] = None
         pages: list[dict[str, Any]] = [
-            {**data, "groups": [], _SHARED: {}} for _ in range(self._pages)
+            {**data, "groups": [], _SHARED: {}, **({_TABLES: {}} if tables else {})}
+            for _ in range(self._pages)
         ]
+        for name, table in tables.items():
+            for page in pages:
+                page[_TABLES][name] = {}
+            for seat, entry in table.items():
+                pages[int(seat) // PAGE][_TABLES][name][seat] = entry
         for group in order.round.groups:
             name = self._shared(group) if len(group) > PAGE else ""
             members: dict[int, list[int]] = {}
@@ -158,6 +169,7 @@ def own_part(
             groups.append(known[name])
     if not groups:
         return {**data, "groups": [], "params": {}}
+    tables = page.get(_TABLES, dict, {})
     if page.data.get("params") is None:
         page = Node(f"rank 0: {key}", box.get(f"{key}/{_SHARED}", OPERATION_S))
-    return {**data, "groups": groups, "params": page.get("params", dict)}
+    return {**data, "groups": groups, "params": page.get("params", dict) | tables}

@@ -286,7 +286,9 @@ class Round:
     All groups of a round run at the same time, each in probe children of its own. Where
     `may_shrink`, a group goes on without the members that stopped responding; else it is not held.
     `pairs` are the seats that have to do with each other, if not all of a group have: a link that
-    none of them needs does not block the group.
+    none of them needs does not block the group. `by_seat` are the names of parameters that are
+    tables, by the seat as text: of these a participant of a large cluster may be sent its own
+    entry only.
     """
 
     name: str
@@ -295,6 +297,7 @@ class Round:
     params: Mapping[str, Any] = field(default_factory=dict)
     may_shrink: bool = False
     pairs: Iterable[tuple[int, int]] | None = None
+    by_seat: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

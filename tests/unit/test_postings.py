@@ -107,6 +107,29 @@ def test_few_seats_have_one_message_as_before() -> None:
     assert order_from_json(json.loads(box.texts["order/0"])) == few
 
 
+@pytest.mark.parametrize("count", [8, 200])
+@pytest.mark.parametrize("more", ["", "x" * 1000])
+def test_parameters_by_seat_are_read_by_their_own_page(count: int, more: str) -> None:
+    box, seats = Letters(), tuple(range(count))
+    table = {str(seat): [f"10.0.0.{seat}"] for seat in seats if seat % 3}
+    params = {"reached": table, "more": more}
+    posted(box, count).order(
+        0, Order("c", Round("r", (seats,), 5.0, params, by_seat=("reached",)), 9.0)
+    )
+    for seat in seats:
+        found = told(box, 0, seat).round.params
+        assert found["more"] == more
+        assert found["reached"].get(str(seat)) == table.get(str(seat))
+        assert len(found["reached"]) <= PAGE
+
+
+def test_a_parameter_by_seat_that_is_not_known_is_none() -> None:
+    box = Letters()
+    unknown = Round("r", (tuple(range(200)),), 5.0, {"reached": None}, by_seat=("reached",))
+    posted(box, 200).order(0, Order("c", unknown, 9.0))
+    assert told(box, 0, 7).round.params == {"reached": None}
+
+
 @pytest.mark.parametrize("size", [1, 2, 8, 64, 65, 700])
 def test_each_seat_learns_its_own_group_and_no_other(size: int) -> None:
     seats = random.Random(size).sample(range(1000), 700)

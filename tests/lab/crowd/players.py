@@ -14,7 +14,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from nccl_doctor.gather.deaths import seal_of
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.follow import Follower
 from nccl_doctor.gather.opening import MEETING, opened, prefix_of
-from nccl_doctor.gather.orders import Finish, Order, Roster
+from nccl_doctor.gather.orders import Order, Roster
 from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.gather.participant import import_torch
 from nccl_doctor.gather.postings import is_paged, own_part, page_of, whole
@@ -41,7 +41,7 @@ from nccl_doctor.model.cluster import AFTER_LOSS, ALONE, Facts, Outcome
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.options import Options
 from nccl_doctor.toolkit.garbage import collected_rarely
-from tests.lab.crowd import PORT, Plan
+from tests.lab.crowd import PORT, Plan, way_to_rank_0
 from tests.lab.crowd.answers import Answers, Seats
 from tests.lab.crowd.head import options_of
 from tests.lab.crowd.record import Record
@@ -122,35 +122,30 @@ class Spoken:
         told = self._box.get("roster", left())
         self._paged = is_paged(told)
         for seat, rank in self._ranks.items():
-            roster = Roster.from_json(whole(self._box, "roster", told, seat))
-            if not roster.admits(seat, self._tokens[rank]):
+            page = page_of("roster", seat) if self._paged else "roster"
+            if page not in self._cast.rosters:
+                here = Roster.from_json(whole(self._box, "roster", told, seat))
+                self._cast.rosters[page] = here
+            if not self._cast.rosters[page].admits(seat, self._tokens[rank]):
                 raise LookupError(f"rank {rank} is not admitted")
         for number in itertools.count():
             orders = self._orders(f"order/{number}", left())
-            if any(isinstance(order, Finish) for order in orders.values()):
+            if any(order is None for order, _ in orders):
                 break
             answers = {
                 seat: self._answer(seat, order)
-                for seat, order in orders.items()
-                if isinstance(order, Order) and any(seat in group for group in order.round.groups)
+                for order, members in orders
+                for seat in self._ranks
+                if order is not None and seat in members
             }
             if answers:
                 self._box.put(answers_key(number, self._first), letter_of_answers(answers))
         self._box.put(f"bye/{self._first}", True)
 
-    def _orders(self, key: str, patience_s: float) -> dict[int, Order | Finish]:
-        """The order as each seat reads it; what several read is asked for once."""
-        pages: dict[str, Any] = {}
-        orders = {}
-        for seat in self._ranks:
-            page = page_of(key, seat) if self._paged else key
-            if page not in pages:
-                pages[page] = self._box.get(page, patience_s)
-            data = pages[page]
-            if self._paged:
-                data = own_part(self._box, key, data, seat, self._cast.groups)
-            orders[seat] = follow.order_from_json(data)
-        return orders
+    def _orders(self, key: str, patience_s: float) -> list[tuple[Order | None, Set[int]]]:
+        """The order on each page of the host's seats, and its members there; None at the end."""
+        pages = {page_of(key, seat) if self._paged else key for seat in self._ranks}
+        return [self._cast.order(self._box, key, self._box.get(p, patience_s)) for p in pages]
 
     def _answer(self, seat: int, order: Order) -> Any:
         rank = self._ranks[seat]
@@ -190,6 +185,9 @@ class Cast:
             letter = told[0] if len(here) == 1 else letter_of_sign_ins(told)
             self._letters[here[0]] = Letter(letter)
         self.groups = Once()
+        self.rosters: dict[str, Roster] = {}
+        """Parts of the roster, by their pages."""
+        self._orders: dict[int, tuple[Order | None, Set[int], Any]] = {}
         self.ended = 0
         self.frozen: list[int] = []
         self.problems: dict[int, str] = {}
@@ -208,6 +206,24 @@ class Cast:
         for thread in threads:
             thread.join()
 
+    def order(self, box: ControlStore, key: str, data: Any) -> tuple[Order | None, Set[int]]:
+        """The order of one page, with all groups of it, and its members; read once by all."""
+        if id(data) not in self._orders:
+            groups = data.get("groups", [])
+            large = data.get("shared", {})
+            some = {group[0] for group in groups} | {here[0] for here in large.values()}
+            brief = {**data, "params": {}}  # they are read once
+            parts = [
+                own_part(box, key, brief if number else data, seat, self.groups)
+                for number, seat in enumerate(some)
+            ] or [data]
+            every = {tuple(group): group for part in parts for group in part.get("groups", [])}
+            order = follow.order_from_json({**parts[0], "groups": list(every.values())})
+            members = set(itertools.chain(*groups, *large.values()))
+            told = order if isinstance(order, Order) else None
+            self._orders[id(data)] = told, members, data  # with it, so that no other has its id
+        return self._orders[id(data)][:2]
+
     def facts_for(self, round_name: str, rank: int) -> Facts:
         """Recorded facts of a rank for a round; those of before the sign-in are needed rarely."""
         return self._record.facts(rank) if round_name == AFTER_LOSS else self._facts[rank]
@@ -223,8 +239,9 @@ class Cast:
 
     def _follow(self, ranks: Sequence[int]) -> None:
         runs = [replace(self._base, launch=self._record.launch(rank)) for rank in ranks]
+        way = way_to_rank_0(ranks[0] // self._plan.per_host)
         for run in runs:  # each rank has a connection, and reads what the run is called
-            store = ControlStore("127.0.0.1", PORT, timeout_s=60.0, prefix=MEETING)
+            store = ControlStore(way, PORT, timeout_s=60.0, prefix=MEETING)
             self._kept.append(store)
             store.crowd = self._plan.ranks
             run_id = opened(store, run.left())

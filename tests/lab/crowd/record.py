@@ -22,6 +22,8 @@ _NAME, _ADDRESS = "@NAME@", "@ADDRESS@"
 _NETS = (("192.168.77.0/24", "192.168.64.0/19"),)
 _TIMES = re.compile(r'("(?:duration_s|at_s|load)": )(\d+\.\d+)')
 _SPREAD = 0.3
+_FILES = 1 << 20
+"""Limit on open files, which a host of a large cluster has, and one of the lab need not have."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ class Record:
             lambda found: f"{found[1]}{float(found[2]) * (1 + _SPREAD * noise.random()):.4f}", text
         )
         facts = json.loads(text)
+        if ALONE in (limits := facts.get("limits", {})):
+            limits[ALONE]["facts"] |= {"files": _FILES, "files_hard": _FILES}
         if host in self._plan.odd:
             entry = {"line": 0, "origin": "environment", "value": VALUE}
             facts["environment"][ALONE]["facts"]["variables"][VARIABLE] = entry
