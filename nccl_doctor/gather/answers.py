@@ -134,7 +134,8 @@ class Answers:
         for key, first in keys.items():
             seats = round_.spoken[first]
             try:
-                answers = answers_in(self._letter(key, many.get(key), LETTER_MAX), first, seats)
+                letter = self._letter(key, many.get(key), LETTER_MAX)
+                answers = answers_in(letter, first, seats, self.voices.known)
             except (ValueError, StoreTimeout) as error:
                 round_.enter(first, self._refused(key, error, seats))
             else:

@@ -22,7 +22,7 @@ from typing import Any
 
 from nccl_doctor import __version__
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raise it with every change of a message that an older version cannot read, or reads wrongly."""
 LARGEST = 32 << 20
 """Largest message, in bytes of JSON: the list of all participants may be long."""
@@ -110,7 +110,7 @@ def unwrap(key: str, data: bytes, seal: Seal = OPEN, largest: int = LARGEST) -> 
         if isinstance(elder, (dict, list)):  # compressed JSON, without a header
             raise OtherVersion("it is of an older version of nccl-doctor", elder)
         raise BadMessage("it is no message of nccl-doctor")
-    about = _parsed(header[len(_MAGIC) :])
+    about = parsed(header[len(_MAGIC) :])
     if not isinstance(about, dict):
         raise BadMessage("its header is not an object")
     version = str(about.get("version")).encode("ascii", "replace").decode()[:_TEXT_MAX]
@@ -150,10 +150,15 @@ def _content(payload: bytes, largest: int) -> Any:
     if not unpacker.eof:
         whole = len(text) < largest
         raise BadMessage("it is cut off" if whole else f"it is larger than {largest} bytes")
-    return _parsed(text)
+    return parsed(text)
 
 
-def _parsed(text: bytes) -> Any:
+def parsed(text: bytes) -> Any:
+    """Value of JSON that somebody else has written.
+
+    Raises:
+        BadMessage: it is none, or nested too deeply.
+    """
     try:
         value = json.loads(text)
     except RecursionError as error:

@@ -238,7 +238,7 @@ class Join:
         for key in there:
             try:
                 letter = self._read(key, many)
-                sign_ins = sign_ins_in(awaited[key], letter)
+                sign_ins = sign_ins_in(awaited[key], letter, self._voices.known)
             except BadMessage as error:
                 for seat, reason in refused_in(awaited[key], error):
                     refusals.sign_in(f"seat/{seat}", reason)

@@ -21,6 +21,7 @@ from nccl_doctor.model.job import Job
 from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.limits import MAX_RANKS
+from nccl_doctor.model.outcome import Trail
 
 Json = dict[str, Any]
 Known = dict[int, Any]
@@ -220,7 +221,8 @@ def outcome_from_json(node: Node) -> Outcome:
     """One outcome; ValueError if it is malformed."""
     node.choice("status", OutcomeStatus)
     node.get("facts", dict, {})
-    node.get("breadcrumbs", list, [])
+    if type(node.data.get("breadcrumbs")) is not Trail:
+        node.get("breadcrumbs", list, [])
     node.get("reason", str, "")
     node.get("duration_s", float, 0.0)
     return Outcome.from_json(node.data)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -22,6 +23,33 @@ class OutcomeStatus(str, Enum):
 
 MAX_BREADCRUMBS = 40
 """Steps of a child that are kept: the last ones."""
+
+
+class Trail(Sequence[Mapping[str, Any]]):
+    """Breadcrumbs whose steps are also those of other ranks, which share them, with their own times
+    `at_s`: in one place for all, as ten thousand ranks have a million. Steps are not to be changed.
+    """
+
+    __slots__ = ("_at_s", "_steps")
+
+    def __init__(self, steps: Sequence[Mapping[str, Any]], at_s: Iterable[float]) -> None:
+        self._steps, self._at_s = steps, array("d", at_s)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Trail(self._steps[index], self._at_s[index])
+        return {**self._steps[index], "at_s": self._at_s[index]}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (Trail, tuple)) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
 
 
 _NONE: Mapping[str, Any] = {}
@@ -48,7 +76,7 @@ class Outcome:
     status: OutcomeStatus
     facts: Mapping[str, Any] = field(default_factory=_none)
     reason: str = ""
-    breadcrumbs: tuple[Mapping[str, Any], ...] = ()
+    breadcrumbs: Sequence[Mapping[str, Any]] = ()
     stack: str = ""
     state: str = ""
     wchan: str = ""
@@ -100,12 +128,14 @@ class Outcome:
         Raises:
             ValueError: the status is not one of `OutcomeStatus`.
         """
-        witness = data.get("witness")
+        witness, crumbs = data.get("witness"), data.get("breadcrumbs", ())
+        if type(crumbs) is not Trail:
+            crumbs = tuple(crumb for crumb in crumbs if isinstance(crumb, Mapping))
         return cls(
             status=OutcomeStatus(data["status"]),
             facts=data.get("facts", _NONE),
             reason=_text(data, "reason"),
-            breadcrumbs=tuple(c for c in data.get("breadcrumbs", ()) if isinstance(c, Mapping)),
+            breadcrumbs=crumbs,
             stack=_text(data, "stack"),
             state=_text(data, "state"),
             wchan=_text(data, "wchan"),

@@ -17,6 +17,7 @@ from nccl_doctor.gather.opening import prefix_of
 from nccl_doctor.gather.voice import speaker, spoken
 from nccl_doctor.gather.voice.letters import answers_in, answers_key, sign_ins_in
 from nccl_doctor.gather.voice.line import Line, LineLost, call, listener_at, name_of
+from nccl_doctor.gather.voice.sharing import Known
 from nccl_doctor.gather.voice.speaker import Speaker
 from nccl_doctor.gather.voice.spoken import Spoken
 from nccl_doctor.model.launch import OWN, Launch
@@ -73,7 +74,7 @@ class Host:
     def letter(self, number: int, wait_s: float = 2.0) -> dict[int, Any]:
         """The answers of a round in the speaker's letter."""
         seats = range(FIRST, FIRST + 10)
-        return answers_in(self.store.get(answers_key(number, FIRST), wait_s), FIRST, seats)
+        return answers_in(self.store.get(answers_key(number, FIRST), wait_s), FIRST, seats, Known())
 
     def is_there(self, key: str) -> bool:
         return self.store.wait([key], 0.0) == {key}
@@ -94,7 +95,7 @@ def side_by_side(*calls: Callable[[], Any]) -> list[Any]:
 def test_all_ranks_sign_in_by_one_letter_with_seats_in_a_row(host: Host) -> None:
     host.ranks(3)
     letter = host.store.get(f"seat/{FIRST}", 1.0)
-    assert sign_ins_in(FIRST, letter) == [(FIRST + index, "who") for index in range(3)]
+    assert sign_ins_in(FIRST, letter, Known()) == [(FIRST + index, "who") for index in range(3)]
     assert host.store.add("seats", 0) == FIRST + 3
 
 

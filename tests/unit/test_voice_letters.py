@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from typing import Any
 
 import pytest
@@ -17,21 +19,25 @@ from nccl_doctor.gather.voice.letters import (
     refused_in,
     sign_ins_in,
 )
+from nccl_doctor.gather.voice.sharing import Known
+from nccl_doctor.model.cluster_json import outcome_from_json
+from nccl_doctor.model.json_node import Node
+from nccl_doctor.model.outcome import Outcome, OutcomeStatus, Trail
 
 
 def test_a_letter_holds_the_sign_ins_of_seats_in_a_row() -> None:
-    assert sign_ins_in(7, letter_of_sign_ins(["a", "b"])) == [(7, "a"), (8, "b")]
+    assert sign_ins_in(7, letter_of_sign_ins(["a", "b"]), Known()) == [(7, "a"), (8, "b")]
 
 
 @pytest.mark.parametrize("letter", [{"token": "x"}, [], None, 3, "sign_ins"])
 def test_what_is_no_letter_of_several_is_one_sign_in(letter: Any) -> None:
-    assert sign_ins_in(7, letter) == [(7, letter)]
+    assert sign_ins_in(7, letter, Known()) == [(7, letter)]
 
 
 @pytest.mark.parametrize("sign_ins", [[], ["a"] * (MOST_SPOKEN + 1), {"0": "a"}, None])
 def test_a_letter_of_nobody_or_of_too_many_is_refused(sign_ins: Any) -> None:
     with pytest.raises(ValueError, match="seat 7"):
-        sign_ins_in(7, {"sign_ins": sign_ins})
+        sign_ins_in(7, {"sign_ins": sign_ins}, Known())
 
 
 def test_all_that_a_letter_claims_are_refused_with_it() -> None:
@@ -49,13 +55,13 @@ def test_all_that_a_letter_claims_are_refused_with_it() -> None:
 
 def test_a_letter_answers_for_some_seats() -> None:
     letter = letter_of_answers({7: {"status": "ok"}, 9: {"status": "hung"}, 200: {}})
-    assert answers_in(letter, 7, (7, 8, 9)) == {7: {"status": "ok"}, 9: {"status": "hung"}}
+    assert answers_in(letter, 7, (7, 8, 9), Known()) == {7: {"status": "ok"}, 9: {"status": "hung"}}
 
 
 @pytest.mark.parametrize("letter", [None, [], {}, {"answers": []}, {"answers": None}, "answers"])
 def test_what_is_no_letter_of_answers_is_refused(letter: Any) -> None:
     with pytest.raises(ValueError, match="seat 7"):
-        answers_in(letter, 7, (7, 8))
+        answers_in(letter, 7, (7, 8), Known())
 
 
 def test_a_speaker_may_speak_for_one() -> None:
@@ -71,3 +77,93 @@ def test_those_of_a_mute_speaker_speak_for_themselves() -> None:
     assert [voices.of(seat) for seat in (3, 4, 6, 9)] == [None, 4, 4, 9]
     voices.mute(4)
     assert [voices.of(seat) for seat in (4, 6)] == [None, None]
+
+
+# -- what ranks say in the same words ------------------------------------------------------------
+
+CRUMBS = [{"step": "connect", "at_s": 0.5}, {"step": "all_reduce", "bytes": 8, "at_s": 1}]
+OUTCOME = {"status": "ok", "facts": {"mtu": 1500, "names": ["a"]}, "breadcrumbs": CRUMBS}
+
+
+def of_host(number: int, **facts: Any) -> dict[str, Any]:
+    """Sign-in of a host, with facts of its own."""
+    return {"rank": number, "facts": {"link": {"alone": {**OUTCOME, "facts": facts}}}}
+
+
+def crossed(letter: Any) -> Any:
+    """A letter as it comes out of the store."""
+    return json.loads(json.dumps(letter))
+
+
+def read(data: Any) -> Outcome:
+    return outcome_from_json(Node("seat 7", data))
+
+
+def test_what_all_say_stands_once_in_a_letter_and_in_memory() -> None:
+    letters = [letter_of_sign_ins([of_host(1, mtu=9000), of_host(2, mtu=9000)]) for _ in range(2)]
+    assert all(json.dumps(letter).count("9000") == 1 for letter in letters)
+    known = Known()
+    found = [
+        read(data["facts"]["link"]["alone"])
+        for letter in letters
+        for _, data in sign_ins_in(7, crossed(letter), known)
+    ]
+    assert [each.facts for each in found] == [{"mtu": 9000}] * 4
+    assert len({id(each.facts) for each in found}) == 1
+    assert [list(each.breadcrumbs) for each in found] == [CRUMBS] * 4
+    assert found[0] == Outcome.from_json({**OUTCOME, "facts": {"mtu": 9000}})
+
+
+def test_what_one_alone_says_in_a_round_is_no_text() -> None:
+    others = {seat: {**OUTCOME, "facts": {"rank": seat}} for seat in (7, 8)}
+    letter = letter_of_answers({**others, 9: OUTCOME, 10: OUTCOME, 11: None, 12: {"status": 3}})
+    assert [type(letter["answers"][str(seat)]["facts"]) for seat in (7, 9, 10)] == [dict, int, int]
+    found = answers_in(crossed(letter), 7, range(7, 13), Known())
+    assert [read(found[seat]).facts for seat in (7, 8, 9)] == [
+        {"rank": 7},
+        {"rank": 8},
+        OUTCOME["facts"],
+    ]
+    assert (found[11], found[12]) == (None, {"status": 3})
+
+
+@pytest.mark.parametrize("facts", [7, -1, True, 0, 1, "0", 0.0])
+@pytest.mark.parametrize("texts", [None, [], [3, "[" * 90], ["3", "["], {"0": "{}"}])
+def test_a_number_of_no_facts_is_refused_where_it_is_read(facts: Any, texts: Any) -> None:
+    letter = {"answers": {"7": {"status": "ok", "facts": facts}}, "texts": texts}
+    (data,) = answers_in(letter, 7, (7,), Known()).values()
+    with pytest.raises(ValueError, match=r"seat 7\.facts is"):
+        read(data)
+
+
+@pytest.mark.parametrize(
+    "crumbs",
+    [
+        {"steps": 0},
+        {"steps": 0, "at_s": [1.0]},
+        {"steps": 0, "at_s": [1.0, "2"]},
+        {"steps": 1, "at_s": [1.0]},
+        {"steps": 2, "at_s": []},
+        {"steps": 9, "at_s": []},
+        {"steps": None, "at_s": None},
+        3,
+    ],
+)
+def test_steps_without_their_times_are_refused_where_they_are_read(crumbs: Any) -> None:
+    texts = ['[{"step": "a"}, {"step": "b"}]', "[1]", "{}"]
+    letter = {"answers": {"7": {"status": "ok", "breadcrumbs": crumbs}}, "texts": texts}
+    (data,) = answers_in(letter, 7, (7,), Known()).values()
+    with pytest.raises(ValueError, match=r"seat 7\.breadcrumbs is"):
+        read(data)
+
+
+def test_a_trail_is_read_like_a_list_of_breadcrumbs() -> None:
+    trail = Trail([{"step": "a"}, {"step": "b", "bytes": 8}], [0, 2.5])
+    assert trail == ({"step": "a", "at_s": 0.0}, {"step": "b", "bytes": 8, "at_s": 2.5})
+    assert list(trail[1:]) == [trail[-1]] == [{"step": "b", "bytes": 8, "at_s": 2.5}]
+    assert trail != Trail([{"step": "a"}], [0])
+    assert trail != "ab"
+    ended = Outcome(OutcomeStatus.HUNG, breadcrumbs=trail)
+    assert ended.last_step == "b"
+    assert Outcome.from_json(ended.to_json()) == ended
+    assert pickle.loads(pickle.dumps(ended)) == ended

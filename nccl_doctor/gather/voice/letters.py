@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.gather.envelope import BadMessage
+from nccl_doctor.gather.voice.sharing import Known, Shared
 from nccl_doctor.model.json_node import Node
 
 MOST_SPOKEN = 32
 """Most ranks for which one speaker speaks; with more on a host, each speaks for itself."""
 LETTER_MAX = 16 << 20
 """Largest letter with the answers of some ranks, in bytes of JSON."""
-_SIGN_INS, _ANSWERS = "sign_ins", "answers"
+_SIGN_INS, _ANSWERS, _TEXTS = "sign_ins", "answers", "texts"
+_ALL, _SAME = 1, 2
+"""Outcomes with the same facts from which on these are a text: of what hosts say before they sign
+in, most is the same on all; of what ranks say in a round, what some have in common."""
 
 
 def letter_of_sign_ins(sign_ins: Sequence[Any]) -> dict[str, Any]:
     """Letter with the sign-ins of participants whose seats follow each other."""
-    return {_SIGN_INS: list(sign_ins)}
+    shared = Shared()
+    return {
+        _SIGN_INS: [_packed(shared, each) for each in sign_ins],
+        _TEXTS: shared.texts,
+    }
+
+
+def _packed(shared: Shared, sign_in: Any) -> Any:
+    if not isinstance(sign_in, dict) or not isinstance(sign_in.get("facts"), dict):
+        return sign_in
+    facts = {}
+    for check, rounds in sign_in["facts"].items():
+        packed = shared.pack_all(list(rounds.values()), least=_ALL)
+        facts[check] = dict(zip(rounds, packed, strict=True))
+    return {**sign_in, "facts": facts}
+
+
+def _outcomes_of(sign_in: Any) -> Iterator[Any]:
+    facts = sign_in.get("facts") if isinstance(sign_in, dict) else None
+    for rounds in facts.values() if isinstance(facts, dict) else ():
+        if isinstance(rounds, dict):
+            yield from rounds.values()
 
 
 def is_of_speaker(letter: Any) -> bool:
@@ -25,28 +50,37 @@ def is_of_speaker(letter: Any) -> bool:
     return isinstance(letter, Mapping) and _SIGN_INS in letter
 
 
-def sign_ins_in(seat: int, letter: Any) -> list[tuple[int, Any]]:
-    """The sign-ins in a letter at this seat, each with its seat; one that stands alone, too.
+def sign_ins_in(seat: int, letter: Any, known: Known) -> list[tuple[int, Any]]:
+    """The sign-ins in a letter at this seat, each with its seat; one that stands alone, too. What
+    they share is put into them, as `known`.
 
     Raises:
         ValueError: more than a speaker speaks for.
     """
     if not is_of_speaker(letter):
         return [(seat, letter)]
+    sign_ins = _sign_ins(seat, letter)
+    for each in sign_ins:
+        known.unpack(_outcomes_of(each), letter.get(_TEXTS))
+    return list(enumerate(sign_ins, seat))
+
+
+def _sign_ins(seat: int, letter: Any) -> list[Any]:
     sign_ins = Node(f"seat {seat}: sign-ins", letter).get(_SIGN_INS, list)
     if not 0 < len(sign_ins) <= MOST_SPOKEN:
         raise ValueError(f"seat {seat}: {len(sign_ins)} sign-ins in one, not 1 to {MOST_SPOKEN}")
-    return list(enumerate(sign_ins, seat))
+    return sign_ins
 
 
 def refused_in(seat: int, error: BadMessage) -> list[tuple[int, BadMessage]]:
     """Each sign-in of a letter that cannot be taken, if it can be read, with the reason."""
+    if not is_of_speaker(error.value):
+        return [(seat, error)]
     try:
-        return [
-            (each, type(error)(str(error), data)) for each, data in sign_ins_in(seat, error.value)
-        ]
+        claims = _sign_ins(seat, error.value)
     except ValueError:
         return [(seat, error)]
+    return [(each, type(error)(str(error), data)) for each, data in enumerate(claims, seat)]
 
 
 def answers_key(number: int, first: int) -> str:
@@ -56,23 +90,30 @@ def answers_key(number: int, first: int) -> str:
 
 def letter_of_answers(answers: Mapping[int, Any]) -> dict[str, Any]:
     """Letter with the answers of some seats in one round."""
-    return {_ANSWERS: {str(seat): answer for seat, answer in answers.items()}}
+    shared = Shared()
+    packed = shared.pack_all(list(answers.values()), least=_SAME)
+    return {_ANSWERS: dict(zip(map(str, answers), packed, strict=True)), _TEXTS: shared.texts}
 
 
-def answers_in(letter: Any, first: int, seats: Collection[int]) -> dict[int, Any]:
-    """The answers in a letter, of those of these seats that it has.
+def answers_in(letter: Any, first: int, seats: Collection[int], known: Known) -> dict[int, Any]:
+    """The answers in a letter, of those of these seats that it has. What they share is put into
+    them, as `known`.
 
     Raises:
         ValueError: it is no such letter.
     """
     node = Node(f"seat {first}: answers", Node(f"seat {first}", letter).get(_ANSWERS, dict))
-    return {seat: node.data[str(seat)] for seat in seats if str(seat) in node.data}
+    answers = {seat: node.data[str(seat)] for seat in seats if str(seat) in node.data}
+    known.unpack(answers.values(), letter.get(_TEXTS))
+    return answers
 
 
 class Voices:
     """The seats that speakers speak for, as rank 0 knows them from the sign-ins."""
 
     def __init__(self) -> None:
+        self.known = Known()
+        """What their letters have said so far."""
         self._first: dict[int, int] = {}
         self._mute: set[int] = set()
 
