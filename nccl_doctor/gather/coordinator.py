@@ -78,7 +78,6 @@ class Coordinator:
         self._doubts = doubts
         self._failures = Failures(run.registry.checks)
         self._posted = Postings(box)
-        self._seen: tuple[Cluster, Cluster] | None = None
         self._quiet = Quiet(box, evidence)
         self._answers = Answers(run, box, evidence, self._deaths, self._quiet)
         self._told_dead: set[int] = set()
@@ -170,10 +169,7 @@ class Coordinator:
     def _cluster(self) -> Cluster:
         """Everything so far; the same object until there is more."""
         run = self._run
-        cluster = self._evidence.cluster(run.options, run.backend)
-        if self._seen is None or self._seen[0] is not cluster:
-            self._seen = (cluster, replace(cluster, run_id=run.nonce))
-        return self._seen[1]
+        return self._evidence.cluster(run.options, run.backend, run_id=run.nonce, steps=False)
 
     def _hold(self, check: Check, round_: Round) -> None:
         """Hold one round: order it, take part, wait for all evidence, note the silent ranks."""

@@ -3,49 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from nccl_doctor.gather.facts_of_seats import FactsOfSeats
 from nccl_doctor.gather.refusals import Refusals
 from nccl_doctor.gather.sign_in import SignIn
 from nccl_doctor.launch.expected_hosts import names_of_nodes
 from nccl_doctor.launch.host_launch import placed
-from nccl_doctor.model.cluster import Cluster, Facts, Host, Outcome, OutcomeStatus, Rank
+from nccl_doctor.model.cluster import Cluster, Host, Outcome, Rank
 from nccl_doctor.model.findings import Finding, Scope, Where, numbered
 from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import Layout
 from nccl_doctor.model.options import Options
 
 _NEVER = 1 << 62
-_HOST = Scope.HOST
 
 
-@dataclass
-class _Parted:
-    """Facts of one participant: of its host, and its own. A cluster keeps these objects, so they
-    are not changed. `last` is the last outcome with steps that did not end well, else the last.
-    """
+@dataclass(frozen=True, eq=False)
+class _Places:
+    """Hosts and ranks as they are after the sign-in, and its state then. Their facts grow."""
 
-    of_host: Facts = field(default_factory=dict)
-    of_rank: Facts = field(default_factory=dict)
-    last: Outcome | None = None
-
-    def add(self, check: str, rounds: Mapping[str, Outcome], scope: Scope | None) -> None:
-        """Take a check, if it is new; to `rounds` more may be added later."""
-        if scope is _HOST:
-            if check not in self.of_host:
-                self.of_host = {**self.of_host, check: rounds}
-        elif check not in self.of_rank:
-            self.of_rank = {**self.of_rank, check: rounds}
-
-    def pass_by(self, outcome: Outcome) -> None:
-        """Note the steps of the next outcome."""
-        good = OutcomeStatus.OK
-        if outcome.breadcrumbs and (
-            self.last is None or self.last.status is good or outcome.status is not good
-        ):
-            self.last = outcome
+    state: Hashable
+    hosts: tuple[Host, ...]
+    ranks: tuple[Rank, ...]
+    here: int
+    """Number of hosts that are here."""
 
 
 class EvidenceLog:
@@ -60,7 +44,6 @@ class EvidenceLog:
         `environ` is the owner's too: a scheduler may tell there what hosts are called.
         """
         self._launch = launch
-        self._scopes = scopes
         self._environ = environ
         self._signed_in: dict[int, SignIn] = {}
         self._signed_in_s: dict[int, float] = {}
@@ -71,15 +54,16 @@ class EvidenceLog:
         self._late: set[int] = set()
         self.refusals = Refusals()
         self._closed = False
-        self._facts: dict[int, dict[str, dict[str, Outcome]]] = defaultdict(dict)
-        self._vacant: tuple[int, tuple[Host, ...], list[Rank]] | None = None
+        self._facts = FactsOfSeats(scopes)
         self._host_came_s: dict[Hashable, float] = {}
         self._starts: dict[tuple[str, int | None], int] = {}
         """Number of restarts before a rank of a host signed in, the lowest one."""
         self._changes: Counter[str] = Counter()
         """Outcomes that were recorded for each check; and, below no name, all other changes."""
-        self._made: tuple[Hashable, Cluster] | None = None
-        self._parted: dict[int, _Parted] = {}
+        self._places: _Places | None = None
+        self._made: tuple[int, Hashable, Cluster] | None = None
+        self._new: set[str] = set()
+        """Checks of which outcomes were recorded since a cluster was made."""
 
     @property
     def seats(self) -> tuple[int, ...]:
@@ -114,9 +98,8 @@ class EvidenceLog:
     def forget(self, seat: int) -> SignIn:
         """Forget a participant; returns its sign-in."""
         self._changes[""] += 1
-        self._parted.pop(seat, None)
         del self._signed_in_s[seat]
-        self._facts.pop(seat, None)
+        self._facts.forget(seat)
         gone = self._signed_in.pop(seat)
         self._starts.pop((gone.host_key, gone.launch.rank), None)
         self._host_came_s.pop(gone.host, None)
@@ -140,7 +123,6 @@ class EvidenceLog:
                 who = replace(who, launch=replace(launch, nnodes=self._layout.nodes[0].nnodes))
         if self._closed:
             who = replace(who, facts={})
-        self._vacant = None
         self._changes[""] += 1
         if who.alone:
             self._alone[who.alone] = seat
@@ -150,16 +132,13 @@ class EvidenceLog:
         self._host_came_s.setdefault(who.host, after_s)
         start = who.host_key, launch.rank
         self._starts[start] = min(launch.restart_count, self._starts.get(start, _NEVER))
-        self._parted.pop(seat, None)
-        for check, rounds in who.facts.items():
-            self._facts[seat].setdefault(check, {}).update(rounds)
+        self._facts.take(seat, who.facts)
 
     def lay_out(self, layout: Layout, waited_s: float | None = None) -> None:
         """Take the places that the hosts were given, and with them the ranks that are expected.
 
         `waited_s` is how long the hosts were waited for, if not for the join time-out.
         """
-        self._vacant = None
         self._changes[""] += 1
         self._layout = layout
         self._waited_s = waited_s
@@ -177,12 +156,9 @@ class EvidenceLog:
     def record(self, seat: int, check: str, round_name: str, outcome: Outcome) -> None:
         """Take one outcome."""
         if not self._closed:
-            rounds = self._facts[seat].setdefault(check, {})
-            rounds[round_name] = outcome
+            self._facts.record(seat, check, round_name, outcome)
             self._changes[check] += 1
-            if parts := self._parted.get(seat):
-                parts.add(check, rounds, self._scopes.get(check))
-                parts.pass_by(outcome)
+            self._new.add(check)
 
     def state(self, checks: Iterable[str]) -> Hashable:
         """Something that changes with every fact of these checks, and with every sign-in."""
@@ -257,54 +233,84 @@ class EvidenceLog:
             words.append(numbered("rank", single))
         return ", ".join(words)
 
-    def cluster(self, options: Options, backend: str, *, complete: bool = True) -> Cluster:
-        """Everything so far, as `judge` sees it: the same object, until there is more.
+    def cluster(
+        self,
+        options: Options,
+        backend: str,
+        *,
+        complete: bool = True,
+        run_id: str = "",
+        steps: bool = True,
+    ) -> Cluster:
+        """Everything so far, as `judge` sees it: the same object, until there is more. The facts
+        of its hosts and ranks grow with what comes later.
 
-        With `complete` False nobody else is expected: one participant's partial report.
+        With `complete` False nobody else is expected: one participant's partial report. Without
+        `steps` it does not say what each rank did last, which only a report shows.
         """
-        now = (self._changes.total(), self.refusals.count, id(options), backend, complete)
-        if self._made is None or self._made[0] != now:
-            self._made = (now, self._make(options, backend, complete=complete))
-        return self._made[1]
+        places = self._placed(complete=complete)
+        self._facts.grow()
+        count, about = self._changes.total(), (places, id(options), backend, run_id, steps)
+        if self._made is not None and self._made[1] == about and not steps:
+            if self._made[0] == count:
+                return self._made[2]
+            cluster = self._made[2].with_more(self._new)
+        else:
+            ranks = places.ranks
+            if steps:
+                ranks = tuple(
+                    replace(rank, last_breadcrumb=self._facts.last_step(rank.seat))
+                    for rank in ranks
+                )
+            cluster = Cluster(
+                world_size=self._launch.world_size or sum(rank.reported for rank in ranks),
+                nnodes=self._nnodes(places.here),
+                backend=backend,
+                level=options.level,
+                hosts=places.hosts,
+                ranks=ranks,
+                join_timeout_s=options.join_timeout_s if self._waited_s is None else self._waited_s,
+                collective_timeout_s=options.collective_timeout_s,
+                complete=complete,
+                expected=options.expected,
+                job=options.job,
+                run_id=run_id,
+            )
+        self._made, self._new = (count, about, cluster), set()
+        return cluster
 
-    def _make(self, options: Options, backend: str, *, complete: bool) -> Cluster:
+    def _placed(self, *, complete: bool) -> _Places:
+        """Hosts and ranks, those that are absent too if it is `complete`; the same objects until
+        somebody else signs in.
+        """
+        state = (self._changes[""], self.refusals.count, complete)
+        if self._places is not None and self._places.state == state:
+            return self._places
+        seats_of: dict[Hashable, list[int]] = {}
+        for seat, who in sorted(self._signed_in.items(), key=_by_local_rank):
+            seats_of.setdefault(who.host, []).append(seat)
+        facts_of = self._facts.of_hosts(seats_of)
         hosts: dict[Hashable, Host] = {}
-        facts_of: dict[Hashable, dict[str, dict[str, Outcome]]] = defaultdict(dict)
-        place = {seat: who.host for seat, who in self._signed_in.items()}
-        for seat, _ in sorted(self._signed_in.items(), key=_by_local_rank):
-            for check, rounds in self._facts_in_parts(seat).of_host.items():
-                facts_of[place[seat]].setdefault(check, {}).update(rounds)
-        in_order = sorted(self._signed_in.items(), key=_by_rank)
-        for seat, who in in_order:
-            if place[seat] not in hosts:
-                hosts[place[seat]] = Host(
+        ranks: list[Rank] = []
+        for seat, who in sorted(self._signed_in.items(), key=_by_rank):
+            if who.host not in hosts:
+                hosts[who.host] = Host(
                     id=len(hosts),
                     name=who.host_name,
                     node_rank=who.launch.node_rank,
                     reported=True,
                     addresses=who.addresses,
-                    facts=facts_of[place[seat]],
+                    facts=facts_of[who.host],
                     joined=complete and seat not in self._late,
                     key=_digest(who.host_key),
                 )
-        ranks = [self._rank(seat, who, hosts[place[seat]]) for seat, who in in_order]
+            ranks.append(self._rank(seat, who, hosts[who.host]))
         absent_hosts: tuple[Host, ...] = ()
         if complete:
             absent_hosts, absent = self._absent(tuple(hosts.values()))
             ranks += absent
-        return Cluster(
-            world_size=self._launch.world_size or len(ranks),
-            nnodes=self._nnodes(len(hosts)),
-            backend=backend,
-            level=options.level,
-            hosts=(*hosts.values(), *absent_hosts),
-            ranks=tuple(ranks),
-            join_timeout_s=options.join_timeout_s if self._waited_s is None else self._waited_s,
-            collective_timeout_s=options.collective_timeout_s,
-            complete=complete,
-            expected=options.expected,
-            job=options.job,
-        )
+        self._places = _Places(state, (*hosts.values(), *absent_hosts), tuple(ranks), len(hosts))
+        return self._places
 
     def _nnodes(self, here: int) -> int:
         """Number of hosts of the job; `here`: that have reported.
@@ -317,7 +323,6 @@ class EvidenceLog:
         return self._launch.nnodes or here
 
     def _rank(self, seat: int, who: SignIn, host: Host) -> Rank:
-        parts = self._facts_in_parts(seat)
         return Rank(
             seat=seat,
             rank=who.launch.rank,
@@ -330,44 +335,12 @@ class EvidenceLog:
             backend=who.backend,
             pid=who.pid,
             signed_in_s=round(self._signed_in_s[seat], 3),
-            last_breadcrumb=parts.last.last_step if parts.last else None,
             joining=who.joining,
-            facts=parts.of_rank,
+            facts=self._facts.of_rank(seat),
         )
 
-    def _facts_in_parts(self, seat: int) -> _Parted:
-        """Facts of a participant, of its host and its own: sorted once, not for each cluster."""
-        if seat not in self._parted:
-            facts, scopes = self._facts[seat], self._scopes
-            self._parted[seat] = parts = _Parted(
-                {check: rounds for check, rounds in facts.items() if scopes.get(check) is _HOST},
-                {
-                    check: rounds
-                    for check, rounds in facts.items()
-                    if scopes.get(check) is not _HOST
-                },
-            )
-            for rounds in facts.values():
-                for outcome in rounds.values():
-                    parts.pass_by(outcome)
-        return self._parted[seat]
-
     def _absent(self, hosts: tuple[Host, ...]) -> tuple[tuple[Host, ...], list[Rank]]:
-        """Expected ranks that did not sign in, and the hosts where they would run.
-
-        They are made once for each state of the sign-in: a job may expect 131,072.
-        """
-        refused = self.refusals.count
-        if self._vacant is None or self._vacant[0] != refused:
-            self._vacant = (refused, *self._make_absent(hosts))
-        _, made, ranks = self._vacant
-        known = {host.id: host for host in hosts}
-        return made, [
-            replace(rank, host=known[rank.host.id]) if rank.host.id in known else rank
-            for rank in ranks
-        ]
-
-    def _make_absent(self, hosts: tuple[Host, ...]) -> tuple[tuple[Host, ...], list[Rank]]:
+        """Expected ranks that did not sign in, and the hosts where they would run."""
         made: dict[int | None, Host] = {}
         known = {host.node_rank: host for host in hosts if host.node_rank is not None}
         names = names_of_nodes(

@@ -117,7 +117,9 @@ class _Maker:
 
     def _cluster(self) -> Cluster:
         run = self._run
-        return self._evidence.cluster(run.options, run.backend, complete=self._complete)
+        return self._evidence.cluster(
+            run.options, run.backend, complete=self._complete, run_id=run.nonce
+        )
 
     def _no_facts(self) -> Cluster:
         """Cluster of this host alone, without facts."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -167,6 +167,20 @@ class Cluster:
     job: Job = field(default_factory=Job)
     run_id: str = field(default="", compare=False)
 
+    def with_more(self, checks: Container[str]) -> Cluster:
+        """The same hosts and ranks, which have more facts meanwhile, of these checks: what follows
+        from the others stays known.
+        """
+        later, before = replace(self), vars(self)
+        vars(later).update({name: before[name] for name in _OF_PLACES if name in before})
+        if "_seen" in before:
+            seen = {check: each for check, each in self._seen.items() if check not in checks}
+            vars(later)["_seen"] = seen
+        if "_good" in before:
+            good = {key: each for key, each in self._good.items() if key[0] not in checks}
+            vars(later)["_good"] = good
+        return later
+
     @cached_property
     def present(self) -> tuple[Rank, ...]:
         """Ranks that signed in, in order of rank, then seat."""
@@ -324,6 +338,13 @@ class Cluster:
     @cached_property
     def _good(self) -> dict[tuple[str, str], tuple[list[Rank], list[Mapping[str, Any]]]]:
         return {}
+
+
+_OF_PLACES = (
+    *("present", "absent"),
+    *("_first", "_by_host", "_by_number", "_observers", "_observers_on"),
+)
+"""What follows from the hosts and ranks of a cluster, whatever their facts are."""
 
 
 def _with_rounds(
