@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -33,8 +33,8 @@ def hosts_to_json(cluster: Cluster) -> list[Json]:
     return [host_to_json(host) for host in cluster.hosts]
 
 
-def host_to_json(host: Host) -> Json:
-    """One of `hosts`."""
+def host_to_json(host: Host, to_json: Callable[[Facts], Any] = facts_to_json) -> Json:
+    """One of `hosts`, with what `to_json` makes of its facts."""
     return {
         "id": host.id,
         "host": host.name,
@@ -43,7 +43,7 @@ def host_to_json(host: Host) -> Json:
         "joined": host.joined,
         "key": host.key,
         "addresses": list(host.addresses),
-        "facts": facts_to_json(host.facts),
+        "facts": to_json(host.facts),
         **host.extra,
     }
 
@@ -53,8 +53,8 @@ def ranks_to_json(cluster: Cluster) -> list[Json]:
     return [rank_to_json(rank) for rank in cluster.ranks]
 
 
-def rank_to_json(rank: Rank) -> Json:
-    """One of `ranks`."""
+def rank_to_json(rank: Rank, to_json: Callable[[Facts], Any] = facts_to_json) -> Json:
+    """One of `ranks`, with what `to_json` makes of its facts."""
     return {
         "seat": rank.seat,
         "rank": rank.rank,
@@ -69,7 +69,7 @@ def rank_to_json(rank: Rank) -> Json:
         "env": dict(rank.env),
         "pid": rank.pid,
         "signed_in_s": rank.signed_in_s,
-        "facts": facts_to_json(rank.facts),
+        "facts": to_json(rank.facts),
         **({"refused": rank.refused} if rank.refused else {}),
         **({"joining": dict(rank.joining)} if rank.joining else {}),
         **rank.extra,

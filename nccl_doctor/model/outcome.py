@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -30,18 +30,22 @@ class Trail(Sequence[Mapping[str, Any]]):
     `at_s`: in one place for all, as ten thousand ranks have a million. Steps are not to be changed.
     """
 
-    __slots__ = ("_at_s", "_steps")
+    __slots__ = ("steps", "times")
 
     def __init__(self, steps: Sequence[Mapping[str, Any]], at_s: Iterable[float]) -> None:
-        self._steps, self._at_s = steps, array("d", at_s)
+        self.steps, self.times = steps, array("d", at_s)
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self.steps)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return Trail(self._steps[index], self._at_s[index])
-        return {**self._steps[index], "at_s": self._at_s[index]}
+            return Trail(self.steps[index], self.times[index])
+        return {**self.steps[index], "at_s": self.times[index]}
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        for step, at_s in zip(self.steps, self.times, strict=True):
+            yield {**step, "at_s": at_s}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, (Trail, tuple)) and tuple(self) == tuple(other)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,11 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.judge.conclusion import judge_again
-from nccl_doctor.model.cluster import Cluster, Host
+from nccl_doctor.model.cluster import Cluster, Host, facts_to_json
+from nccl_doctor.model.cluster_json import rank_to_json
 from nccl_doctor.model.folding.fold import Folder
 from nccl_doctor.model.folding.plain import compact, plain
+from nccl_doctor.model.folding.report import Records
+from nccl_doctor.model.folding.texts import Texts
 from nccl_doctor.model.folding.unfold import Unfolder
 from nccl_doctor.model.json_node import Node
+from nccl_doctor.model.outcome import Outcome, OutcomeStatus, Trail
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.formats import json as json_format
 from nccl_doctor.report.redaction import redact
@@ -226,6 +231,66 @@ def test_nothing_is_lost(values, learned):
     unfolder = Unfolder(Node("report.shared", json.loads(compact(shared))), len(records))
     again = [unfolder.record(record, "record") for record in folded]
     assert compact(again) == compact(records)
+
+
+@given(st.lists(VALUES, min_size=2, max_size=6) | ALIKE, VALUES)
+def test_what_is_alike_by_its_text_is_so_value_by_value(values, other):
+    pad = {"long": "word " * 20, "more": [{"at": 1, "step": "the same words"}] * 3}
+    records = [plain({**pad, "own": value, "number": at}) for at, value in enumerate(values)]
+    folder = Folder(records)
+    shared = {each.name: each.content for each in folder.templates()}
+    for record in [*records, plain({**pad, "own": other, "number": "1"}), other]:
+        if (found := folder.alike(compact(record))) is None:
+            continue
+        name, own = found
+        line = f'{{"$same":"{name}"' + (f',"$each":[{",".join(own)}]' if own else "") + "}"
+        unfolder = Unfolder(Node("report.shared", json.loads(compact(shared))), 1)
+        assert compact(unfolder.record(json.loads(line), "record")) == compact(record)
+
+
+def test_nearly_all_ranks_are_seen_to_be_alike_by_their_text():
+    report = grown(64)
+    ranks = report.cluster.ranks
+    records = Records("ranks", ranks, rank_to_json, facts_of=lambda rank: rank.facts)
+    short = [line for line in map(records._like_others, ranks) if line]
+    assert len(short) > 0.9 * len(ranks)
+    assert set(short) <= {line.strip().rstrip(",") for line in text_of(64).splitlines()}
+
+
+CRUMBS = st.lists(
+    st.fixed_dictionaries({"step": st.text(max_size=5)}, optional={"zeal": SCALARS, "a": SCALARS}),
+    max_size=3,
+)
+TIMES = st.floats(0, 100) | st.sampled_from([float("nan"), 0.1 + 0.2, 3.0])
+ENDED = st.builds(
+    Outcome,
+    st.sampled_from(OutcomeStatus),
+    facts=st.dictionaries(KEYS, VALUES, max_size=3),
+    reason=st.text(max_size=5),
+    duration_s=TIMES,
+    group=st.none() | st.integers(0, 9),
+    state=st.sampled_from(["", "", "", "S"]),
+    exit_code=st.sampled_from([None, None, None, 0, 1]),
+    signal=st.sampled_from([None, None, None, "SIGKILL"]),
+    extra=st.sampled_from([{}, {}, {"later": 1}]),
+    witness=st.sampled_from([{}, {}, {"gone": []}]),
+    breadcrumbs=st.builds(lambda crumbs, at: Trail(crumbs, [at] * len(crumbs)), CRUMBS, TIMES)
+    | CRUMBS.map(lambda crumbs: tuple({**crumb, "at_s": 1} for crumb in crumbs)),
+)
+
+
+@given(st.dictionaries(KEYS, st.dictionaries(KEYS, ENDED, max_size=2), max_size=3))
+def test_the_text_of_facts_is_that_of_their_plain_data(facts):
+    def text_or_error(make: Callable[[], str]) -> str:
+        try:
+            return make()
+        except ValueError as error:
+            return type(error).__name__
+
+    texts = Texts()
+    expected = text_or_error(lambda: compact(facts_to_json(facts)))
+    for _ in range(3):  # what comes again is not made again
+        assert text_or_error(lambda: texts.of_facts(facts)) == expected
 
 
 def test_facts_that_json_does_not_know():

@@ -11,15 +11,28 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from nccl_doctor.model.folding import BUT, EACH, FORMS, LITERAL, NOT, ROWS, SAME, pointer
+from nccl_doctor.model.folding.pattern import Pattern
 from nccl_doctor.model.folding.plain import compact
+from nccl_doctor.model.folding.plan import (
+    HOLE,
+    POINTER_COST,
+    Branch,
+    Constant,
+    Hole,
+    Path,
+    Plan,
+    constants,
+    holes,
+    learned,
+    parts_of,
+    shown,
+)
 from nccl_doctor.model.folding.sample import DEEPEST, by_shape, some_of
 
 Json = dict[str, Any]
-Path = tuple[str | int, ...]
 
 SAMPLE = 64
 """Values from which is learned what they have in common."""
@@ -27,8 +40,6 @@ _LEARN_FROM = 16
 """Values of one template that are looked at in detail."""
 _MOST_TEMPLATES = 16
 """Templates of one kind of value: clusters have few kinds of hosts."""
-_POINTER_COST = 40
-"""About the bytes of a pointer to a place that is not as in the template."""
 _REFERENCE_COST = 32
 """Bytes of a folded value that has nothing of its own."""
 _TABLE_ROW = 60
@@ -42,110 +53,6 @@ _PAYS = 0.6
 
 _FORM = re.compile("|".join(f'"{re.escape(key)}":' for key in sorted(FORMS)))
 """A key of a folded value, in JSON on one line."""
-
-# -- what values have in common -----------------------------------------------------------------
-
-
-class _Hole:
-    """Place where each value has its own."""
-
-
-class _Constant:
-    """Place where all have the same value; `text` is that value as JSON, made once."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        self.text = compact(value)
-
-
-@dataclass(frozen=True)
-class _Branch:
-    """Object or list (`kind`) that holds such places; `keys` of a list are its indices."""
-
-    keys: tuple[Any, ...]
-    plans: tuple[Any, ...]
-    kind: Any
-
-    @cached_property
-    def inside(self) -> tuple[tuple[Any, Any], ...]:
-        """(key, plan) of each."""
-        return tuple(zip(self.keys, self.plans, strict=True))
-
-
-_HOLE = _Hole()
-_Plan = _Hole | _Constant | _Branch
-
-
-def _learned(values: Sequence[Any], depth: int = 0) -> tuple[_Plan, int]:
-    """The form that most of the values have, and the bytes that all then need of their own."""
-    texts = [compact(value) for value in values]
-    counts = Counter(texts)
-    most, number = counts.most_common(1)[0]
-    if number == len(values):
-        return _Constant(values[0]), 0
-    best: tuple[_Plan, int] = _HOLE, sum(map(len, texts)) + len(texts)
-    if number * 2 > len(values):
-        odd = sum(len(text) + _POINTER_COST for text in texts if text != most)
-        best = _cheaper(best, (_Constant(values[texts.index(most)]), odd))
-    if depth < DEEPEST:
-        best = _cheaper(best, _branch(values, texts, depth))
-    return best
-
-
-def _cheaper(one: tuple[_Plan, int], other: tuple[_Plan, int] | None) -> tuple[_Plan, int]:
-    return one if other is None or one[1] <= other[1] else other
-
-
-def _branch(values: Sequence[Any], texts: Sequence[str], depth: int) -> tuple[_Plan, int] | None:
-    kinds = Counter((type(v), len(v) if type(v) is list else 0) for v in values)
-    (kind, length), _ = kinds.most_common(1)[0]
-    if kind not in (dict, list):
-        return None
-    alike = [type(v) is kind and (kind is dict or len(v) == length) for v in values]
-    members = [value for value, fits in zip(values, alike, strict=True) if fits]
-    cost = sum(
-        len(text) + _POINTER_COST for text, fits in zip(texts, alike, strict=True) if not fits
-    )
-    if len(members) * 2 <= len(values):
-        return None
-    keys: Sequence[Any] = range(length)
-    if kind is dict:
-        there = Counter(key for member in members for key in member)
-        keys = sorted(key for key, number in there.items() if number * 2 > len(members))
-        known = set(keys)
-        for member in members:
-            cost += sum(
-                len(compact(member[key])) + _POINTER_COST for key in member if key not in known
-            )
-            cost += _POINTER_COST * sum(key not in member for key in keys)
-    if not keys:
-        return None
-    plans = []
-    for key in keys:
-        column = [member[key] for member in members if kind is list or key in member]
-        plan, more = _learned(column, depth + 1)
-        plans.append(plan)
-        cost += more
-    return _Branch(tuple(keys), tuple(plans), kind), cost
-
-
-def _shown(plan: _Plan) -> Any:
-    """The value of a template; null where each has its own."""
-    if isinstance(plan, _Constant):
-        return plan.value
-    if isinstance(plan, _Branch):
-        pairs = zip(plan.keys, map(_shown, plan.plans), strict=True)
-        return dict(pairs) if plan.kind is dict else [value for _, value in pairs]
-    return None
-
-
-def _holes(plan: _Plan, path: Path = ()) -> Iterator[Path]:
-    if isinstance(plan, _Hole):
-        yield path
-    elif isinstance(plan, _Branch):
-        for key, inner in zip(plan.keys, plan.plans, strict=True):
-            yield from _holes(inner, (*path, key))
-
 
 # -- one template -------------------------------------------------------------------------------
 
@@ -172,26 +79,27 @@ class _Own:
 class _Template:
     """One template, and how each of its open places is written: tables there have their own."""
 
-    def __init__(self, plan: _Plan, sample: Sequence[Any]) -> None:
+    def __init__(self, plan: Plan, sample: Sequence[Any]) -> None:
         self._plan = plan
-        holes = list(_holes(plan))
-        value = _shown(plan)
-        self.content = {"value": value, "each": [pointer(path) for path in holes]}
+        open_places = list(holes(plan))
+        value = shown(plan)
+        self.content = {"value": value, "each": [pointer(path) for path in open_places]}
         self.name = hashlib.sha256(compact(self.content).encode()).hexdigest()[:10]
         self.size = len(compact(value))
-        self.saves = self.size - _REFERENCE_COST - 5 * len(holes)
-        self._constants = compact(list(_constants(plan)))
+        self.saves = self.size - _REFERENCE_COST - 5 * len(open_places)
+        self.constants = compact(list(constants(plan)))
+        self.pattern = Pattern(parts_of(plan))
         columns = [self.own(value).each for value in sample]
         self._tables = [
             Folder([row for each in columns for row in _rows(each[index])], rows=True)
-            for index in range(len(holes))
+            for index in range(len(open_places))
         ]
 
     def exactly(self, value: Any) -> list[Any] | None:
         """The own values of one that is like the template in all else."""
         each: list[Any] = []
         rest: list[Any] = []
-        is_like = _take(self._plan, value, each, rest) and compact(rest) == self._constants
+        is_like = _take(self._plan, value, each, rest) and compact(rest) == self.constants
         return each if is_like else None
 
     def own(self, value: Any) -> _Own:
@@ -225,18 +133,10 @@ class _Template:
             yield from table.templates()
 
 
-def _constants(plan: _Plan) -> Iterator[Any]:
-    if isinstance(plan, _Constant):
-        yield plan.value
-    elif isinstance(plan, _Branch):
-        for inner in plan.plans:
-            yield from _constants(inner)
-
-
-def _take(plan: _Plan, value: Any, each: list[Any], rest: list[Any]) -> bool:
+def _take(plan: Plan, value: Any, each: list[Any], rest: list[Any]) -> bool:
     """Part a value by the plan, into its own values and the rest; False if it has another shape."""
-    if type(plan) is not _Branch:
-        (each if plan is _HOLE else rest).append(value)
+    if type(plan) is not Branch:
+        (each if plan is HOLE else rest).append(value)
         return True
     if type(value) is not plan.kind or len(value) != len(plan.keys):
         return False
@@ -244,39 +144,39 @@ def _take(plan: _Plan, value: Any, each: list[Any], rest: list[Any]) -> bool:
     for key, inner in plan.inside:
         if not (is_list or key in value):
             return False
-        if type(inner) is _Branch:
+        if type(inner) is Branch:
             if not _take(inner, value[key], each, rest):
                 return False
         else:  # here, as a call for each of hundreds took most of the time
-            (each if inner is _HOLE else rest).append(value[key])
+            (each if inner is HOLE else rest).append(value[key])
     return True
 
 
-def _compare(plan: _Plan, value: Any, path: Path, own: _Own) -> None:
+def _compare(plan: Plan, value: Any, path: Path, own: _Own) -> None:
     """Note what a value has of its own."""
-    if isinstance(plan, _Hole):
+    if isinstance(plan, Hole):
         own.each.append(value)
-    elif isinstance(plan, _Constant):
+    elif isinstance(plan, Constant):
         _compare_constant(plan.value, plan.text, value, path, own)
     elif type(value) is not plan.kind or (plan.kind is list and len(value) != len(plan.keys)):
-        own.each += [None for _ in _holes(plan)]
+        own.each += [None for _ in holes(plan)]
         own.but[pointer(path)] = value
     else:
         for key, inner in plan.inside:
             if plan.kind is list or key in value:
-                if inner is _HOLE:
+                if inner is HOLE:
                     own.each.append(value[key])
-                elif type(inner) is _Branch or not _is_text(inner, value[key]):
+                elif type(inner) is Branch or not _is_text(inner, value[key]):
                     _compare(inner, value[key], (*path, key), own)
             else:
-                own.each += [None for _ in _holes(inner)]
+                own.each += [None for _ in holes(inner)]
                 own.lacks.append(pointer((*path, key)))
         if plan.kind is dict:
             for key in sorted(value.keys() - set(plan.keys)):
                 own.but[pointer((*path, key))] = value[key]
 
 
-def _is_text(constant: _Constant, value: Any) -> bool:
+def _is_text(constant: Constant, value: Any) -> bool:
     """True if a value is the same text, which needs no JSON to be seen."""
     return type(value) is str and type(constant.value) is str and value == constant.value
 
@@ -326,16 +226,16 @@ class Folder:
             most = max(kinds, key=len)
             alike = most if len(most) > 1 else [each for kind in kinds for each in kind]
             some = some_of(alike, _LEARN_FROM)
-            plan, _ = _learned(some)
+            plan, _ = learned(some)
             template = _Template(plan, some)
-            if isinstance(plan, _Hole) or template.saves <= 0:
+            if isinstance(plan, Hole) or template.saves <= 0:
                 break
             self._templates.append(template)
             size = _STRANGE * sum(template.own(each).size for each in some) / len(some)
             kinds = [
                 kind
                 for kind in kinds
-                if kind is not most and template.own(kind[0]).size > size + _POINTER_COST
+                if kind is not most and template.own(kind[0]).size > size + POINTER_COST
             ]
 
     def fold(self, value: Any) -> Any:
@@ -354,6 +254,15 @@ class Folder:
             if own.size < _PAYS * len(compact(value)):
                 return template.folded(own)
         return literal(value)
+
+    def alike(self, text: str) -> tuple[str, Sequence[str]] | None:
+        """Name of the template that a value is exactly like, by its JSON, and the JSON of each of
+        its own values; None where that takes a closer look (`fold`).
+        """
+        for made in self._templates:
+            if (own := made.pattern.own(text)) is not None:
+                return made.name, own
+        return None
 
     def of_table(self, value: Any) -> Any:
         """A table with its entries folded; what is none, as it is."""

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
+from nccl_doctor.model.folding import EACH, SAME
 from nccl_doctor.model.folding.fold import SAMPLE, Folder, Json
-from nccl_doctor.model.folding.plain import plain
+from nccl_doctor.model.folding.plain import compact, plain
 from nccl_doctor.model.folding.sample import some_of
+from nccl_doctor.model.folding.texts import Texts
 from nccl_doctor.model.folding.unfold import Unfolder
 from nccl_doctor.model.json_node import Node
+from nccl_doctor.model.outcome import Facts
 
 T = TypeVar("T")
+
+_FACTS = '"facts":0'
+"""Place of the facts in the JSON of a record: in no text it would stand without a backslash."""
+_OWN = "own"
+_OWN_TEXT = compact(_OWN)
+"""Place of the own values in a line: the first, as the key of them is sorted before all others."""
 
 SHARED = "shared"
 """Key of the templates in a report: name → `value`, and the places that differ on each."""
@@ -24,24 +33,58 @@ CLEAR = {
 
 
 class Records(Generic[T]):
-    """Records of one list of a report, folded: iterate, then ask for what they share.
+    """Records of one list of a report, folded: ask for their lines, then for what they share.
 
     They are made one by one, and twice those of the sample: all at once would need much memory.
     """
 
     def __init__(
-        self, name: str, made: Sequence[T], to_json: Callable[[T], Json], *, expand: bool = False
+        self,
+        name: str,
+        made: Sequence[T],
+        to_json: Callable[..., Json],
+        *,
+        facts_of: Callable[[T], Facts] | None = None,
+        expand: bool = False,
     ) -> None:
-        """`made`: what the records are made of, by `to_json`. With `expand` nothing is folded."""
-        self._made, self._to_json = made, to_json
+        """`made`: what the records are made of, by `to_json`. Those with facts (`facts_of`) it
+        makes with another value in their place, too. With `expand` nothing is folded.
+        """
+        self._made, self._to_json, self._facts_of = made, to_json, facts_of
+        self._texts = Texts()
         sample = [] if expand else [plain(to_json(each)) for each in some_of(made, SAMPLE)]
         self._clear = CLEAR[name]
         self._folder = Folder([self._parted(record)[1] for record in sample])
 
-    def __iter__(self) -> Iterator[Json]:
+    def lines(self) -> Iterator[str]:
+        """Each record as JSON on one line."""
         for each in self._made:
-            clear, rest = self._parted(plain(self._to_json(each)))
-            yield {**clear, **self._folder.fold(rest)}
+            if not (line := self._like_others(each)):
+                clear, rest = self._parted(plain(self._to_json(each)))
+                line = compact({**clear, **self._folder.fold(rest)})
+            yield line
+
+    def _like_others(self, each: T) -> str:
+        """The line of a record that is like others, as nearly all are; else empty."""
+        try:
+            if self._facts_of is None:
+                clear, rest = self._parted(self._to_json(each))
+                text = compact(rest)
+            else:
+                clear, rest = self._parted(self._to_json(each, lambda _: 0))
+                text = compact(rest)
+                if text.count(_FACTS) != 1:  # another version may have such a key elsewhere
+                    return ""
+                facts = self._texts.of_facts(self._facts_of(each))
+                text = text.replace(_FACTS, f'"facts":{facts}')
+            found = self._folder.alike(text)
+            if found is None:
+                return ""
+            name, own = found
+            line = compact({**clear, SAME: name, EACH: [_OWN]} if own else {**clear, SAME: name})
+        except (TypeError, ValueError):  # no plain data, as a plug-in's facts may be
+            return ""
+        return line.replace(_OWN_TEXT, ",".join(own), 1) if own else line
 
     def shared(self) -> Json:
         """Name → template, of all that may have been used."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from nccl_doctor.model.cluster_json import host_to_json, rank_to_json
 from nccl_doctor.model.findings import CheckResult
-from nccl_doctor.model.folding.plain import clean, compact
+from nccl_doctor.model.folding.plain import clean
 from nccl_doctor.model.folding.report import SHARED, Records
 from nccl_doctor.model.report import Report
 
@@ -38,12 +38,16 @@ def in_lines(report: Report, *, expand: bool = False) -> str:
     parts = {name: _part(name, value) for name, value in clean(report.head_to_json()).items()}
     cluster = report.cluster
     lists: dict[str, Records[Any]] = {
-        "hosts": Records("hosts", cluster.hosts, host_to_json, expand=expand),
-        "ranks": Records("ranks", cluster.ranks, rank_to_json, expand=expand),
+        "hosts": Records(
+            "hosts", cluster.hosts, host_to_json, facts_of=lambda host: host.facts, expand=expand
+        ),
+        "ranks": Records(
+            "ranks", cluster.ranks, rank_to_json, facts_of=lambda rank: rank.facts, expand=expand
+        ),
         "checks": Records("checks", report.checks, CheckResult.to_json, expand=expand),
     }
     for name, records in lists.items():
-        parts[name] = _lines(name, map(compact, records))
+        parts[name] = _lines(name, records.lines())
         shared |= records.shared()
     if not expand:
         parts[SHARED] = _part(SHARED, shared)
