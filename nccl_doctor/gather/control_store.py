@@ -20,18 +20,14 @@ import contextlib
 import copy
 import datetime
 import os
-import queue
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from nccl_doctor.gather.envelope import LARGEST, OPEN, BadMessage, Seal, unwrap, wrap
+from nccl_doctor.gather.store_worker import StoreLost, Worker
 from nccl_doctor.toolkit.net.free_port import no_port_left
-from nccl_doctor.toolkit.shortage import shortage_of
-
-T = TypeVar("T")
 
 PIECE_BYTES = 900
 """With key and headers below 1200 bytes, which the smallest common tunnels let through."""
@@ -58,7 +54,6 @@ _SILENT_LEVELS = ("ERROR", "FATAL", "2", "3")
 """Values of TORCH_CPP_LOG_LEVEL with which torch says nothing of a wait that ends."""
 _WAITS_S = (2.0, 8.0)
 """Shortest and longest time for which the store is to wait, before it is asked again."""
-_TICK_S = 0.1
 _PORTS_S = 0.5
 """Time after which a connection that does not come about may lack a port of this host."""
 _LOOKS_A_SECOND = 5000
@@ -72,10 +67,6 @@ def next_pause(pause_s: float, waited_s: float, crowd: int = 0) -> float:
     short, longest = _PAUSES_S
     fair = crowd / _LOOKS_A_SECOND
     return min(pause_s * 1.3, max(short, fair, waited_s * _PART_OF_WAIT), max(longest, fair))
-
-
-class StoreLost(ConnectionError):
-    """The store cannot be reached, broke off, or did not answer in time."""
 
 
 class StoreTimeout(TimeoutError):
@@ -101,7 +92,7 @@ class ControlStore:
         """Version of nccl-doctor that wrote each message, of those that were got."""
         self.crowd = 0
         """Number of participants that wait for their messages as this one does."""
-        self._worker = _Worker()
+        self._worker = Worker()
         # A client retries on its own clock and may take up to twice its timeout.
         self._store = self._worker.call(
             partial(_client, host, port, timeout_s), timeout_s + 1.0, _port_watch(host, port)
@@ -121,19 +112,40 @@ class ControlStore:
             StoreLost: the store did not take it in time.
             ValueError: it is larger than `LARGEST`.
         """
-        name = self.prefix + key
-        data = wrap(name, value, self.seal)
-        pieces = [data[i : i + PIECE_BYTES] for i in range(0, len(data), PIECE_BYTES)]
+        pieces = self._pieces(key, value)
 
         def send() -> None:
-            for index, piece in enumerate(pieces[1:], start=1):
-                self._store.set(f"{name}#{index}", piece)
-                self._store.check([f"{name}#{index}"])  # its answer acknowledges the piece
-            # The first piece last: who sees it can read the whole.
-            self._store.set(name, len(pieces).to_bytes(4, "big") + pieces[0])
-            self._store.check([name])
+            for name, piece in pieces:
+                self._store.set(name, piece)
+                self._store.check([name])  # its answer acknowledges the piece
 
         self._worker.call(send, timeout_s)
+
+    def put_many(self, messages: Mapping[str, Any]) -> None:
+        """Publish messages many at once, in large packets: only for who is on the host of the
+        store.
+
+        Raises:
+            StoreLost, ValueError: as `put`.
+        """
+        if not hasattr(self._store, "multi_set"):
+            for key, value in messages.items():
+                self.put(key, value)
+            return
+        pieces = [each for key, value in messages.items() for each in self._pieces(key, value)]
+        for at in range(0, len(pieces), _MANY_AT_ONCE):
+            names, values = map(list, zip(*pieces[at : at + _MANY_AT_ONCE], strict=True))
+            send = partial(self._store.multi_set, names, values)
+            self._worker.call(send, OPERATION_S)
+            self._worker.call(partial(self._store.check, names[-1:]), OPERATION_S)
+
+    def _pieces(self, key: str, value: Any) -> list[tuple[str, bytes]]:
+        """(name, piece) of a message. The first piece is the last: who sees it can read all."""
+        name = self.prefix + key
+        data = wrap(name, value, self.seal)
+        first, *rest = (data[i : i + PIECE_BYTES] for i in range(0, len(data), PIECE_BYTES))
+        pieces = [(f"{name}#{index}", piece) for index, piece in enumerate(rest, start=1)]
+        return [*pieces, (name, (len(rest) + 1).to_bytes(4, "big") + first)]
 
     def get(
         self,
@@ -305,7 +317,7 @@ class ControlStore:
         if self._is_narrow or not hasattr(self._store, "multi_get"):
             return []
         found: list[bytes] = []
-        worker = _Worker()
+        worker = Worker()
         try:
             store = worker.call(partial(_client, self.host, self.port, _MANY_S), _MANY_S)
             for start in range(0, len(names), _MANY_AT_ONCE):
@@ -383,57 +395,4 @@ def _port_watch(host: str, port: int) -> Callable[[], None]:
     return look
 
 
-class _Worker:
-    """Runs one call at a time in a daemon thread; a call that outlives its deadline is given up."""
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]] | None]
-        self._calls = queue.SimpleQueue()
-        self._lost = ""
-        try:
-            threading.Thread(target=self._serve, name="control-store", daemon=True).start()
-        except RuntimeError as error:
-            scarce = shortage_of(error)
-            raise StoreLost(scarce.words if scarce else str(error)) from error
-
-    def call(
-        self,
-        function: Callable[[], T],
-        timeout_s: float,
-        tick: Callable[[], None] | None = None,
-    ) -> T:
-        """Result of the function. Meanwhile `tick` is called several times a second."""
-        if self._lost:
-            raise StoreLost(self._lost)
-        answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        self._calls.put((function, answer))
-        until = time.monotonic() + timeout_s
-        while True:
-            left_s = max(0.0, until - time.monotonic())
-            try:
-                value, error = answer.get(timeout=min(left_s, _TICK_S) if tick else left_s)
-                break
-            except queue.Empty:
-                if time.monotonic() >= until:
-                    self._lost = f"no answer from the store for {timeout_s:.0f} s"
-                    raise StoreLost(self._lost) from None
-                if tick:
-                    tick()
-        if error is not None:
-            self._lost = str(error).partition("\n")[0]
-            raise StoreLost(self._lost) from error
-        return value  # type: ignore[no-any-return]
-
-    def end(self) -> None:
-        """End the thread, once what was called before is done."""
-        self._calls.put(None)
-
-    def _serve(self) -> None:
-        while (called := self._calls.get()) is not None:
-            function, answer = called
-            try:
-                answer.put((function(), None))
-            # The base of every torch.distributed error; a torch that cannot be imported; a value
-            # of which a store says that it is as large as no memory.
-            except (RuntimeError, ImportError, OSError, MemoryError) as error:
-                answer.put((None, error))
+__all__ = ["ControlStore", "StoreLost", "StoreTimeout"]

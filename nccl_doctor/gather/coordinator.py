@@ -32,6 +32,7 @@ from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.second_look import LOOK_S, checks_that_look_again, look_alone, look_together
 from nccl_doctor.gather.start_time import StartTime
 from nccl_doctor.gather.stopped import stopped
+from nccl_doctor.launch import identity
 from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import AFTER_LOSS, BEFORE, Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Round, Turn, Where
@@ -77,7 +78,7 @@ class Coordinator:
         self._deaths = Deaths(box, evidence)
         self._doubts = doubts
         self._failures = Failures(run.registry.checks)
-        self._posted = Postings(box)
+        self._posted = Postings(box, is_near=identity.is_this_host(box.host))
         self._quiet = Quiet(box, evidence)
         self._answers = Answers(run, box, evidence, self._deaths, self._quiet)
         self._told_dead: set[int] = set()
@@ -332,7 +333,7 @@ class Coordinator:
         byes = {f"bye/{self._voice_of(seat)}" for seat in everybody - away}
         if byes:
             box.wait(byes, GOODBYE_S + GOODBYE_OF_A_RANK_S * len(byes))
-        seats = [f"seat/{seat}" for seat in everybody]
+        seats = {f"seat/{self._voice_of(seat)}" for seat in everybody}
         late = [f"late/{seat}" for seat in self._late]
         names = ("seats", "departures", "deaths")
         box.forget([*names, *self._posted.keys, *seats, *byes, *late])

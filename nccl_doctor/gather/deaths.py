@@ -105,7 +105,7 @@ class Deaths:
 
     def of(self, seat: int) -> str | None:
         """Signal that killed a participant, or None."""
-        who = self._evidence.who(seat)
+        who = self._evidence.who(seat) if self._deaths else None
         if who is None:
             return None
         killed = (who.host_key, who.pid)

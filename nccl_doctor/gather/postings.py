@@ -30,8 +30,9 @@ _DIGEST = 16
 class Postings:
     """Messages that rank 0 posts in one run, and takes away at its end."""
 
-    def __init__(self, box: ControlStore) -> None:
-        self._box = box
+    def __init__(self, box: ControlStore, *, is_near: bool) -> None:
+        """`is_near`: whether the store is on this host."""
+        self._box, self._is_near = box, is_near
         self._keys: dict[str, None] = {}
         self._pages = 0
 
@@ -114,8 +115,13 @@ class Postings:
         return key
 
     def _put_pages(self, key: str, pages: Mapping[int, Any]) -> None:
-        for number, page in pages.items():
-            self.put(f"{key}/page/{number}", page)
+        messages = {f"{key}/page/{number}": page for number, page in pages.items()}
+        if self._is_near:
+            self._box.put_many(messages)
+            self._keys |= dict.fromkeys(messages)
+            return
+        for each, page in messages.items():
+            self.put(each, page)
 
 
 def is_paged(data: Any) -> bool:

@@ -24,6 +24,9 @@ from nccl_doctor.model.limits import MAX_RANKS
 from nccl_doctor.model.outcome import Trail
 
 Json = dict[str, Any]
+_STATUSES = frozenset(status.value for status in OutcomeStatus)
+_NONE: Json = {}
+_EMPTY: list[Any] = []
 Known = dict[int, Any]
 """What was read already, by the identity of the object: as long as all of them are held."""
 
@@ -190,35 +193,52 @@ def facts_from_json(node: Node, known: Known | None = None) -> Facts:
     known = {} if known is None else known
     if "facts" not in node.data:
         return {}
-    checks = Node(f"{node.path}.facts", node.get("facts", dict))
-    facts: Facts | None = known.get(id(checks.data))
+    checks = node.get("facts", dict)
+    facts: Facts | None = known.get(id(checks))
     if facts is None:
-        facts = known[id(checks.data)] = {
-            check: _rounds(Node(f"{checks.path}.{check}", rounds), known)
-            for check, rounds in checks.data.items()
+        facts = known[id(checks)] = {
+            check: _rounds(f"{node.path}.facts.{check}", rounds, known)
+            for check, rounds in checks.items()
         }
     return facts
 
 
-def _rounds(node: Node, known: Known) -> Mapping[str, Outcome]:
-    rounds: Mapping[str, Outcome] | None = known.get(id(node.data))
+def _rounds(path: str, data: Any, known: Known) -> Mapping[str, Outcome]:
+    rounds: Mapping[str, Outcome] | None = known.get(id(data))
     if rounds is None:
-        rounds = known[id(node.data)] = {
-            name: _outcome(Node(f"{node.path}.{name}", each), known)
-            for name, each in node.data.items()
+        rounds = known[id(data)] = {
+            name: _outcome(path, name, each, known) for name, each in Node(path, data).data.items()
         }
     return rounds
 
 
-def _outcome(node: Node, known: Known) -> Outcome:
-    outcome: Outcome | None = known.get(id(node.data))
+def _outcome(path: str, name: str, data: Any, known: Known) -> Outcome:
+    outcome: Outcome | None = known.get(id(data))
     if outcome is None:
-        outcome = known[id(node.data)] = outcome_from_json(node)
+        if _is_right(data):
+            outcome = Outcome.from_json(data)
+        else:
+            outcome = outcome_from_json(Node(f"{path}.{name}", data))
+        known[id(data)] = outcome
     return outcome
+
+
+def _is_right(data: Any) -> bool:
+    """Whether an outcome surely is not malformed: a look that needs no words."""
+    return (
+        type(data) is dict
+        and data.get("status") in _STATUSES
+        and type(data.get("facts", _NONE)) is dict
+        and type(data.get("breadcrumbs", _EMPTY)) in (list, Trail)
+        and type(data.get("reason", "")) is str
+        and type(data.get("duration_s", 0.0)) in (float, int)
+    )
 
 
 def outcome_from_json(node: Node) -> Outcome:
     """One outcome; ValueError if it is malformed."""
+    if _is_right(node.data):
+        return Outcome.from_json(node.data)
     node.choice("status", OutcomeStatus)
     node.get("facts", dict, {})
     if type(node.data.get("breadcrumbs")) is not Trail:

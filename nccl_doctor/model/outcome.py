@@ -135,6 +135,15 @@ class Outcome:
         witness, crumbs = data.get("witness"), data.get("breadcrumbs", ())
         if type(crumbs) is not Trail:
             crumbs = tuple(crumb for crumb in crumbs if isinstance(crumb, Mapping))
+        if data.keys() <= _USUAL:  # nearly all are so, and there are a million
+            return cls(
+                _STATUSES.get(data["status"]) or OutcomeStatus(data["status"]),
+                data.get("facts", _NONE),
+                _text(data, "reason"),
+                crumbs,
+                duration_s=data.get("duration_s", 0.0),
+                group=_number(data, "group"),
+            )
         return cls(
             status=OutcomeStatus(data["status"]),
             facts=data.get("facts", _NONE),
@@ -154,6 +163,8 @@ class Outcome:
 
 
 _FIELDS = frozenset(Outcome.__dataclass_fields__)
+_USUAL = frozenset({"status", "facts", "reason", "breadcrumbs", "duration_s", "group"})
+_STATUSES = {status.value: status for status in OutcomeStatus}
 
 
 def _text(data: Mapping[str, Any], key: str) -> str:

@@ -35,7 +35,7 @@ class Letters:
 
 def posted(box: Letters, seats: int = 0) -> Postings:
     """Postings of a run, of so many seats if its roster is posted already; its reading is free."""
-    postings = Postings(box)  # type: ignore[arg-type]
+    postings = Postings(box, is_near=False)  # type: ignore[arg-type]
     if seats:
         postings.seats("roster", Roster({s: str(s) for s in range(seats)}, "run", "gloo", 5.0))
     return postings

@@ -97,7 +97,7 @@ class Attempt:
         """Members that died by a signal or exit code, and not because of what another rank sent."""
         dead = [m for m in self._ended(OutcomeStatus.DIED) if not was_cut_off(m.outcome)]
         # Where groups are wrong, the backend may abort anywhere.
-        return [m for m in dead if m.outcome.signal != "SIGABRT"] if self.astray else dead
+        return [m for m in dead if m.outcome.signal != "SIGABRT"] if dead and self.astray else dead
 
     @property
     def stuck(self) -> list[Evidence]:

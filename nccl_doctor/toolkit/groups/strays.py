@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.model.cluster import Evidence, Outcome
+from nccl_doctor.model.outcome import Trail
 from nccl_doctor.toolkit.blame import odd_ones_out
 
 MADE = "new_group made"
@@ -64,9 +65,10 @@ def _miscounted(members: Sequence[Evidence]) -> dict[int, tuple[str, bool]]:
 
 
 def _records(outcome: Outcome) -> Iterator[Mapping[str, Any]]:
-    for crumb in outcome.breadcrumbs:
-        if crumb.get("step") == MADE:
-            yield crumb
+    crumbs = outcome.breadcrumbs
+    steps = crumbs.steps if isinstance(crumbs, Trail) else crumbs
+    if any(step.get("step") == MADE for step in steps):
+        yield from (crumb for crumb in crumbs if crumb.get("step") == MADE)
     making = outcome.witness.get(MAKING)
     if isinstance(making, Mapping):
         yield making

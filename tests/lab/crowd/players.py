@@ -302,7 +302,7 @@ def share_work() -> None:
     control_store.wrap = wrapped
     control_store.unwrap = unwrapped
     follow.order_from_json = order
-    control_store._Worker = Direct  # type: ignore[misc,assignment]
+    control_store.Worker = Direct  # type: ignore[misc,assignment]
 
 
 def main() -> None:

@@ -22,8 +22,9 @@ _NAME, _ADDRESS = "@NAME@", "@ADDRESS@"
 _NETS = (("192.168.77.0/24", "192.168.64.0/19"),)
 _TIMES = re.compile(r'("(?:duration_s|at_s|load)": )(\d+\.\d+)')
 _SPREAD = 0.3
-_FILES = 1 << 20
-"""Limit on open files, which a host of a large cluster has, and one of the lab need not have."""
+_FILES, _BACKLOG = 1 << 20, 65535
+"""Limits on open files and on connections that wait, which a host of a large cluster has, and one
+of the lab need not have."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ class Record:
         facts = json.loads(text)
         if ALONE in (limits := facts.get("limits", {})):
             limits[ALONE]["facts"] |= {"files": _FILES, "files_hard": _FILES}
+        if ALONE in (limits := facts.get("kernel_limits", {})):
+            limits[ALONE]["facts"]["somaxconn"] = _BACKLOG
         if host in self._plan.odd:
             entry = {"line": 0, "origin": "environment", "value": VALUE}
             facts["environment"][ALONE]["facts"]["variables"][VARIABLE] = entry
