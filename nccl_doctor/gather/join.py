@@ -6,7 +6,7 @@ A launcher has laid the ranks out already; then only ranks are awaited.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor import __version__
@@ -49,6 +49,8 @@ RANKS_S = 15.0
 DISAGREE_S = 2.0
 """Time to wait when as many hosts are here as any of them expects, but they contradict each other:
 longer waiting can only show more contradictions."""
+_EVERYWHERE_S = 1.0
+"""Time between two looks for sign-ins at all seats, where speakers sign in for several."""
 SPARE_SEATS = 64
 """Participants more than twice the ranks: latecomers and doubles, and each is a fact."""
 
@@ -85,6 +87,9 @@ class Join:
         self.cut_short = False
         """Whether the time of the run ended it: who is missing then was not waited for."""
         self._size = grown((run.launch.nnodes or 1, 1), run.launch)
+        self._in_a_letter = 1
+        """Sign-ins in the last letter of a speaker."""
+        self._everywhere_s = 0.0
 
     def call(self) -> None:
         """Wait for all or until the join time-out, then send the list of those that are in.
@@ -145,7 +150,7 @@ class Join:
         (a duplicate, for example).
         """
         before = set(self._evidence.seats)
-        self._admit()
+        self._admit(everywhere=True)
         return set(self._evidence.seats) - before
 
     def _call_hosts(self, until: float) -> Layout:
@@ -209,7 +214,7 @@ class Join:
         began, pause = time.monotonic(), FIRST_PAUSE_S
         while True:
             looked = time.monotonic()
-            self._admit()
+            self._admit(everywhere=looked >= until)
             self._deaths.look()
             self._doubts.answer()
             if time.monotonic() >= until:
@@ -223,24 +228,44 @@ class Join:
             time.sleep(min(rest, max(0.0, until - time.monotonic())))
             pause = next_pause(pause, time.monotonic() - began)
 
-    def _admit(self) -> None:
+    def _admit(self, *, everywhere: bool = False) -> None:
         """Take the sign-ins that have come since the last look."""
-        evidence, refusals = self._evidence, self._evidence.refusals
-        awaited = {
-            f"seat/{seat}": seat
-            for seat in range(self._seats())
-            if not (
-                evidence.knows(seat) or refusals.knows(f"seat/{seat}") or seat in self._restarted
-            )
-        }
-        there = self._box.wait(awaited, 0.0) if awaited else set()
+        while True:
+            step = self._in_a_letter
+            if everywhere or step == 1 or time.monotonic() >= self._everywhere_s:
+                everywhere, step = True, 1
+                self._everywhere_s = time.monotonic() + _EVERYWHERE_S
+            awaited = {f"seat/{seat}": seat for seat in self._unknown_seats(step)}
+            there = self._box.wait(awaited, 0.0) if awaited else set()
+            self._admit_those({key: awaited[key] for key in there})
+            if everywhere or all(not self._is_known(awaited[key]) for key in there):
+                break
+
+    def _is_known(self, seat: int) -> bool:
+        known = self._evidence.knows(seat) or seat in self._restarted
+        return known or self._evidence.refusals.knows(f"seat/{seat}")
+
+    def _unknown_seats(self, step: int) -> Iterator[int]:
+        """Of the seats of which nothing is known, the first of each row, and those at this distance
+        from it: what a speaker says stands at the first one of its seats.
+        """
+        first = last = -2
+        for seat in range(self._seats()):
+            if not self._is_known(seat):
+                first, last = first if seat == last + 1 else seat, seat
+                if (seat - first) % step == 0:
+                    yield seat
+
+    def _admit_those(self, there: Mapping[str, int]) -> None:
+        """Take the sign-ins below these keys, each with its first seat."""
+        refusals = self._evidence.refusals
         many = self._box.many(there, SIGN_IN_MAX) if there and self._is_near else {}
-        for key in there:
+        for key, first in there.items():
             try:
                 letter = self._read(key, many)
-                sign_ins = sign_ins_in(awaited[key], letter, self._voices.known)
+                sign_ins = sign_ins_in(first, letter, self._voices.known)
             except BadMessage as error:
-                for seat, reason in refused_in(awaited[key], error):
+                for seat, reason in refused_in(first, error):
                     refusals.sign_in(f"seat/{seat}", reason)
             except ValueError as error:
                 refusals.claim(key, error, Claimant())
@@ -250,7 +275,8 @@ class Join:
                 alone = not is_of_speaker(letter)
                 taken = [s for s, data in sign_ins if self._take(s, data, key, alone=alone)]
                 if not alone:
-                    self._voices.note(awaited[key], taken)
+                    self._voices.note(first, taken)
+                    self._in_a_letter = len(sign_ins)
 
     def _take(self, seat: int, data: Any, key: str, *, alone: bool) -> bool:
         """Take a sign-in of the letter `key`. Returns: whether it is a new one.
