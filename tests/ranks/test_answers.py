@@ -158,7 +158,9 @@ def test_a_rank_that_has_signed_in_by_itself_too_has_the_seat_that_it_knows(
     run = prepare(Options(), launch, {}, time.monotonic(), logs=False)
     deaths, voices = Deaths(box, evidence), Voices()
     doubts = Doubts(box, launch, "t0")
-    join = Join(run, box, evidence, deaths, doubts, posted=Postings(box, is_near=True), voices=voices)
+    join = Join(
+        run, box, evidence, deaths, doubts, posted=Postings(box, is_near=True), voices=voices
+    )
     letter, single = letter_of_sign_ins([sign_in(1), sign_in(2)]), sign_in(1)
     letters = [(0, letter), (2, single)] if first == "the speaker" else [(0, single), (1, letter)]
     box.add("seats", 3)

@@ -47,6 +47,11 @@ class Answers:
         self._round: Round | None = None
         self._partners: dict[tuple[int, ...], Mapping[int, list[int]]] = {}
 
+    def are_recorded(self, check: str, round_name: str) -> bool:
+        """Whether all answer in a round as it was recorded, whatever the order says."""
+        freezes = self._plan.frozen and (check, round_name) == FREEZES_IN
+        return not (freezes or check == "clock" or check in _WITH_PARTNERS)
+
     def of(self, check: str, round_: Round, seat: int, rank: int, facts: Facts) -> Outcome | None:
         """Outcome of a participant, with its recorded facts; None for one that freezes here."""
         plan = self._plan

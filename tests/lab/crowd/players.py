@@ -14,7 +14,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,20 +132,34 @@ class Spoken:
             orders = self._orders(f"order/{number}", left())
             if any(order is None for order, _ in orders):
                 break
-            answers = {
-                seat: self._answer(seat, order)
+            own = {
+                seat: order
                 for order, members in orders
                 for seat in self._ranks
                 if order is not None and seat in members
             }
-            if answers:
-                self._box.put(answers_key(number, self._first), letter_of_answers(answers))
+            if own:
+                self._box.put(answers_key(number, self._first), self._letter(own))
         self._box.put(f"bye/{self._first}", True)
 
     def _orders(self, key: str, patience_s: float) -> list[tuple[Order | None, Set[int]]]:
         """The order on each page of the host's seats, and its members there; None at the end."""
         pages = {page_of(key, seat) if self._paged else key for seat in self._ranks}
         return [self._cast.order(self._box, key, self._box.get(p, patience_s)) for p in pages]
+
+    def _letter(self, orders: Mapping[int, Order]) -> dict[str, Any]:
+        """The answers of those that have an order."""
+        any_of = next(iter(orders.values()))
+        ranks = tuple(self._ranks[seat] for seat in orders)
+        made = self._cast.made.get((any_of.check, any_of.round.name, ranks))
+        if made is None:
+            return letter_of_answers(
+                {seat: self._answer(seat, order) for seat, order in orders.items()}
+            )
+        return {
+            **made,
+            "answers": dict(zip(map(str, orders), made["answers"].values(), strict=True)),
+        }
 
     def _answer(self, seat: int, order: Order) -> Any:
         rank = self._ranks[seat]
@@ -184,6 +198,13 @@ class Cast:
             told = [sign_ins[rank] for rank in here]
             letter = told[0] if len(here) == 1 else letter_of_sign_ins(told)
             self._letters[here[0]] = Letter(letter)
+        self.made = {
+            made: letter
+            for here in self.hosts
+            if len(here) > 1
+            for made, letter in self._answers_of(here)
+        }
+        """Check, round and ranks → letter with their answers, by their ranks in place of seats."""
         self.groups = Once()
         self.rosters: dict[str, Roster] = {}
         """Parts of the roster, by their pages."""
@@ -193,6 +214,20 @@ class Cast:
         self.problems: dict[int, str] = {}
         self._kept: list[Any] = []
         self._base = prepare(options_of(plan), record.launch(0), {}, time.monotonic(), logs=False)
+
+    def _answers_of(
+        self, here: Sequence[int]
+    ) -> Iterator[tuple[tuple[str, str, tuple[int, ...]], dict[str, Any]]]:
+        facts = {rank: self._facts[rank] for rank in here}
+        for check, rounds in facts[here[0]].items():
+            for name in rounds.keys() - {ALONE}:
+                if self.answers.are_recorded(check, name):
+                    said = {
+                        rank: facts[rank][check][name].to_json()
+                        for rank in here
+                        if name in facts[rank].get(check, {})
+                    }
+                    yield (check, name, tuple(said)), letter_of_answers(said)
 
     def play(self) -> None:
         """Take part in the run, with all of them."""
