@@ -127,7 +127,7 @@ class EvidenceLog:
         if who.alone:
             self._alone[who.alone] = seat
         self._by_token[who.token] = seat
-        self._signed_in[seat] = who
+        self._signed_in[seat] = replace(who, facts={})  # which are kept below
         self._signed_in_s[seat] = after_s
         self._host_came_s.setdefault(who.host, after_s)
         start = who.host_key, launch.rank

@@ -6,7 +6,7 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-_RARELY = (100_000, 20, 1000)
+_RARELY = (500_000, 50, 1000)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from nccl_doctor.gather.envelope import BadMessage
@@ -60,8 +61,7 @@ def sign_ins_in(seat: int, letter: Any, known: Known) -> list[tuple[int, Any]]:
     if not is_of_speaker(letter):
         return [(seat, letter)]
     sign_ins = _sign_ins(seat, letter)
-    for each in sign_ins:
-        known.unpack(_outcomes_of(each), letter.get(_TEXTS))
+    known.unpack(chain.from_iterable(map(_outcomes_of, sign_ins)), letter.get(_TEXTS))
     return list(enumerate(sign_ins, seat))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from itertools import chain, islice
 from typing import Any
 
 from nccl_doctor.model.cluster_json import host_to_json, rank_to_json
@@ -35,7 +36,8 @@ def render(report: Report, *, expand: bool = False) -> str:
 def in_lines(report: Report, *, expand: bool = False) -> str:
     """The same for many ranks: each host, rank and check on one line."""
     shared: dict[str, Any] = {}
-    parts = {name: _part(name, value) for name, value in clean(report.head_to_json()).items()}
+    head = clean(report.head_to_json())
+    parts: dict[str, list[str]] = {name: [_part(name, value)] for name, value in head.items()}
     cluster = report.cluster
     lists: dict[str, Records[Any]] = {
         "hosts": Records(
@@ -50,8 +52,10 @@ def in_lines(report: Report, *, expand: bool = False) -> str:
         parts[name] = _lines(name, records.lines())
         shared |= records.shared()
     if not expand:
-        parts[SHARED] = _part(SHARED, shared)
-    return "{\n" + ",\n".join(parts[name] for name in sorted(parts)) + "\n}\n"
+        parts[SHARED] = [_part(SHARED, shared)]
+    # Put together at once: these may be many megabytes.
+    texts = chain.from_iterable((",\n", *parts[name]) for name in sorted(parts))
+    return "".join(chain(["{\n"], islice(texts, 1, None), ["\n}\n"]))
 
 
 def _indented(value: Any) -> str:
@@ -63,6 +67,9 @@ def _part(name: str, value: Any) -> str:
     return _indented({name: value})[2:-2]
 
 
-def _lines(name: str, records: Iterable[str]) -> str:
-    """The same, with each record on one line."""
-    return f' "{name}": [\n  ' + ",\n  ".join(records) + "\n ]"
+def _lines(name: str, records: Iterable[str]) -> list[str]:
+    """The same in pieces, with each record on one line."""
+    pieces = [f' "{name}": [\n  ']
+    for record in records:
+        pieces += (record, ",\n  ")
+    return [*(pieces[:-1] if len(pieces) > 1 else pieces), "\n ]"]
