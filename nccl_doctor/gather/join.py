@@ -214,7 +214,7 @@ class Join:
         began, pause = time.monotonic(), FIRST_PAUSE_S
         while True:
             looked = time.monotonic()
-            self._admit(everywhere=looked >= until)
+            has_news = self._admit(everywhere=looked >= until)
             self._deaths.look()
             self._doubts.answer()
             if time.monotonic() >= until:
@@ -223,23 +223,29 @@ class Join:
                 return True
             who = self._evidence.not_here() or "others: those that are here contradict each other"
             self._run.progress.say(f"waiting for {who}", Phase.SIGN_IN, until)
-            # With thousands, a look takes longer than the pause.
-            rest = max(pause, time.monotonic() - looked)
+            # With thousands, a look that finds nothing takes longer than the pause.
+            rest = pause if has_news else max(pause, time.monotonic() - looked)
             time.sleep(min(rest, max(0.0, until - time.monotonic())))
             pause = next_pause(pause, time.monotonic() - began)
 
-    def _admit(self, *, everywhere: bool = False) -> None:
-        """Take the sign-ins that have come since the last look."""
+    def _admit(self, *, everywhere: bool = False) -> bool:
+        """Take the sign-ins that have come since the last look. Returns: whether any has."""
+        has_news = False
         while True:
-            step = self._in_a_letter
-            if everywhere or step == 1 or time.monotonic() >= self._everywhere_s:
-                everywhere, step = True, 1
-                self._everywhere_s = time.monotonic() + _EVERYWHERE_S
-            awaited = {f"seat/{seat}": seat for seat in self._unknown_seats(step)}
+            began, step = time.monotonic(), self._in_a_letter
+            everywhere = everywhere or step == 1 or began >= self._everywhere_s
+            awaited = {
+                f"seat/{seat}": seat for seat in self._unknown_seats(1 if everywhere else step)
+            }
             there = self._box.wait(awaited, 0.0) if awaited else set()
+            if everywhere:
+                took_s = time.monotonic() - began
+                self._everywhere_s = time.monotonic() + max(_EVERYWHERE_S, 10 * took_s)
             self._admit_those({key: awaited[key] for key in there})
-            if everywhere or all(not self._is_known(awaited[key]) for key in there):
-                break
+            is_news = any(self._is_known(awaited[key]) for key in there)
+            has_news = has_news or is_news
+            if everywhere or not is_news:
+                return has_news
 
     def _is_known(self, seat: int) -> bool:
         known = self._evidence.knows(seat) or seat in self._restarted
