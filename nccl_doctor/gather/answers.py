@@ -25,6 +25,10 @@ ANSWER_MAX = 4 << 20
 """Largest answer of one participant in one round, in bytes of JSON."""
 _ASK_S = 1.0
 """Time after which it is looked whether those of a late speaker speak for themselves."""
+_MANY, _READ_S = 256, 0.3
+"""Late speakers from which on letters are read while others are still to come, and the time between
+two such looks: to read them takes as long as to wait for them.
+"""
 _FEW = 8
 """Most late speakers of which that is asked before the end of the round: it is a look for each of
 their ranks."""
@@ -95,15 +99,23 @@ class Answers:
         self._run, self._box, self._evidence = run, box, evidence
         self._deaths, self._quiet = deaths, quiet
         self.voices = Voices()
+        self._met: Mapping[int, int] = {}
         self._is_near = identity.is_this_host(box.host)
 
     def of(
-        self, number: int, seats: Collection[int], patience_s: float, look: Callable[[], bool]
+        self,
+        number: int,
+        seats: Collection[int],
+        patience_s: float,
+        look: Callable[[], bool],
+        met: Mapping[int, int],
     ) -> dict[int, Outcome]:
         """Outcomes of these seats in a round, of those that answer in time.
 
-        `look` is asked several times a second whether there is news of somebody's end.
+        `look` is asked several times a second whether there is news of somebody's end. `met` is the
+        lowest seat of the group of each: it stands in their outcomes, whatever these say of it.
         """
+        self._met = met
         until = time.monotonic() + patience_s
         progress, named = self._run.progress, not self._run.options.redact
         round_ = _Round(number, seats, self.voices)
@@ -117,7 +129,8 @@ class Answers:
             return seat in self._quiet.seats or self._deaths.of(seat) is not None
 
         while (keys := round_.keys(is_gone)) and (left_s := until - time.monotonic()) > 0:
-            patience_s = min(left_s, _ASK_S) if round_.late else left_s
+            ask_s = _ASK_S if len(round_.late) < _MANY else _READ_S
+            patience_s = min(left_s, ask_s) if round_.late else left_s
             self._take(round_, self._box.wait(keys, patience_s, progress.tick, look))
             if 0 < len(round_.late) <= _FEW:
                 self._take(round_, self._box.wait(round_.singles(round_.late), 0.0))
@@ -164,6 +177,8 @@ class Answers:
 
     def _outcome(self, key: str, seat: int, data: Any) -> Outcome:
         try:
+            if isinstance(data, dict):
+                data["group"] = self._met.get(seat)
             return outcome_from_json(Node(f"seat {seat}: evidence", data))
         except ValueError as error:
             return self._refused(key, error, [seat])[seat]

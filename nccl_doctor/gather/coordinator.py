@@ -134,7 +134,12 @@ class Coordinator:
             max(patience_s, min(roll.until + VIEWS_S - time.monotonic(), run.left())),
         )
         report = make_report(
-            run, self._evidence, complete=True, views=views, extra=list(self._departed())
+            run,
+            self._evidence,
+            complete=True,
+            views=views,
+            extra=list(self._departed()),
+            known=self._failures.known(self._evidence.state),
         )
         return self._result(report)
 
@@ -205,7 +210,7 @@ class Coordinator:
         doing = f"{check.name}: {round_.name}, waiting for the others"
         run.progress.say(doing, phase_of(check.layer), until)
         patience = max(0.0, until - time.monotonic())
-        answers = self._answers.of(self._number, others, patience, look)
+        answers = self._answers.of(self._number, others, patience, look, met)
         self._starts.note(check, replace(round_, deadline_s=wanted_s), time.monotonic() - started)
         if own is not None:
             own = self._in_its_time(own, wanted_s, deadline_s)
@@ -253,16 +258,17 @@ class Coordinator:
         self._failed = self._failed or outcome.status is not OutcomeStatus.OK
         if outcome.status is OutcomeStatus.HUNG:
             self._hung.add(seat)
-        outcome = replace(outcome, group=group)
+        if outcome.group != group:
+            outcome = replace(outcome, group=group)
         self._evidence.record(seat, check.name, round_.name, outcome)
 
     def _note_untested(
         self, group: Sequence[int], out: Iterable[int], check: Check, round_: Round, reason: str
     ) -> None:
-        untested = Outcome(OutcomeStatus.UNTESTED, reason=reason)
+        first = min(group)
+        untested = Outcome(OutcomeStatus.UNTESTED, reason=reason, group=first)
         for seat in sorted(out):
-            outcome = self._death_of(seat) or untested
-            self._record(seat, check, round_, outcome, min(group))
+            self._record(seat, check, round_, self._death_of(seat) or untested, first)
 
     def _unblocked(self, check: Check, round_: Round) -> Iterator[tuple[int, ...]]:
         """Groups that no known failure would stop; the others are noted, not run into a time-out.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
-from nccl_doctor.judge.checks import judge_all
+from nccl_doctor.judge.checks import Judged, judge_all
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster, Rank
 from nccl_doctor.model.findings import Finding, Round, Severity
@@ -20,7 +20,7 @@ class Failures:
 
     def __init__(self, checks: Sequence[Check]) -> None:
         self._checks = checks
-        self._judged: dict[str, tuple[Hashable, list[Finding]]] = {}
+        self._judged: dict[str, tuple[Hashable, list[Finding], bool]] = {}
 
     def in_the_way_of(
         self, check: Check, cluster: Cluster, state: Callable[[Iterable[str]], Hashable]
@@ -42,11 +42,28 @@ class Failures:
     ) -> list[Finding]:
         now = state((check.name, *check.reads))
         known = self._judged.get(check.name)
-        # What a plug-in reads, no test has compared with what it says that it reads.
-        if known is None or known[0] != now or not type(check).__module__.startswith(_OWN):
-            known = (now, judge_all(cluster, [check])[0])
-            self._judged[check.name] = known
+        if known is None or known[0] != now or not is_own(check):
+            findings, broken = judge_all(cluster, [check])
+            known = self._judged[check.name] = (now, findings, not broken)
         return known[1]
+
+    def known(self, state: Callable[[Iterable[str]], Hashable]) -> Judged:
+        """What the checks of the program find in the facts so far, of those that have judged these
+        already.
+        """
+        return {
+            check.name: findings
+            for check in self._checks
+            for now, findings, is_whole in [self._judged.get(check.name, (None, [], False))]
+            if is_whole and is_own(check) and now == state((check.name, *check.reads))
+        }
+
+
+def is_own(check: Check) -> bool:
+    """Whether a check is one of the program: what a plug-in reads, no test has compared with what
+    it says that it reads.
+    """
+    return type(check).__module__.startswith(_OWN)
 
 
 def failures_in_the_way(check: Check, findings: Iterable[Finding]) -> list[Finding]:

@@ -15,7 +15,7 @@ from nccl_doctor import __version__
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.start_time import time_limit
-from nccl_doctor.judge.checks import broken_sections, in_words, place_of
+from nccl_doctor.judge.checks import Judged, broken_sections, in_words, place_of
 from nccl_doctor.judge.conclusion import EXIT_CODES, conclude
 from nccl_doctor.judge.history import compare
 from nccl_doctor.judge.merge_clusters import merge_clusters
@@ -29,6 +29,7 @@ from nccl_doctor.toolkit.masking import masked_data
 
 T = TypeVar("T")
 
+_NOTHING: Judged = {}
 _FIX = "report it with the JSON report of this run; if a plug-in is named, remove it"
 
 
@@ -40,12 +41,14 @@ def make_report(
     alone: bool = False,
     extra: Sequence[Finding] = (),
     views: Sequence[Report] = (),
+    known: Judged = _NOTHING,
 ) -> Report:
     """A report from the evidence so far; `alone` where no peer was ever meant to be met.
 
-    `views` are what hosts say of themselves that did not sign in.
+    `views` are what hosts say of themselves that did not sign in; `known` is what some checks find
+    in the evidence without these.
     """
-    made = _Maker(run, evidence, complete=complete, alone=alone, extra=extra)
+    made = _Maker(run, evidence, complete=complete, alone=alone, extra=extra, known=known)
     return made.report(views)
 
 
@@ -60,18 +63,21 @@ class _Maker:
         complete: bool,
         alone: bool,
         extra: Sequence[Finding],
+        known: Judged,
     ) -> None:
         self._run = run
         self._evidence = evidence
         self._complete = complete
         self._alone = alone
         self._problems = list(extra)
+        self._known = known
 
     def report(self, views: Sequence[Report]) -> Report:
         """The report: judged, or else with what is known without judging."""
         about = self._tried("recording the run", self._record, RunRecord())
         cluster = self._tried("putting the facts together", self._cluster, self._no_facts())
         if views:
+            self._known = _NOTHING
             clusters = [cluster, *(view.cluster for view in views)]
             cluster = self._tried(
                 "merging partial reports", lambda: merge_clusters(clusters), cluster
@@ -158,6 +164,7 @@ class _Maker:
             skipped=skipped,
             wanted=run.registry.wanted,
             strict=run.options.strict,
+            known=self._known,
         )
 
     def _unjudged(self, cluster: Cluster, about: RunRecord) -> Report:

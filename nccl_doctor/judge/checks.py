@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 
 from nccl_doctor.judge.finding_types import json_able, well_formed
@@ -11,9 +11,15 @@ from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.kinds import CHECK_BROKE
 
+Judged = Mapping[str, Sequence[Finding]]
+"""Name of a check → what it finds in a cluster."""
+_NOTHING: Judged = {}
 
-def judge_all(cluster: Cluster, checks: Iterable[Check]) -> tuple[list[Finding], dict[str, str]]:
-    """Let every check judge.
+
+def judge_all(
+    cluster: Cluster, checks: Iterable[Check], known: Judged = _NOTHING
+) -> tuple[list[Finding], dict[str, str]]:
+    """Let every check judge; of some it is `known` already what they find in these facts.
 
     Returns: the findings, each stamped with its check, and check name → what went wrong for every
     check whose rules broke, or that yielded what no report can hold. A broken check loses no
@@ -22,6 +28,9 @@ def judge_all(cluster: Cluster, checks: Iterable[Check]) -> tuple[list[Finding],
     findings: list[Finding] = []
     broken: dict[str, str] = {}
     for check in checks:
+        if check.name in known:
+            findings += known[check.name]
+            continue
         try:
             for given in check.judge(view_for(check, cluster)):
                 try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nccl_doctor import __version__
 from nccl_doctor.judge.causes import explain, fold, root_causes
-from nccl_doctor.judge.checks import judge_all
+from nccl_doctor.judge.checks import Judged, judge_all
 from nccl_doctor.judge.excuses import excuse
 from nccl_doctor.judge.old_values import put_back
 from nccl_doctor.judge.sentence import summary
@@ -28,6 +28,7 @@ EXIT_CODES: Mapping[str, int] = {"pass": 0, "warn": 0, "fail": 1, "unknown": 3}
 """Exit code of each verdict, unless the launch is malformed: that is a configuration error, 2."""
 
 _NONE: Mapping[str, str] = {}
+_KNOWN: Judged = {}
 
 
 def conclude(
@@ -40,15 +41,17 @@ def conclude(
     wanted: Callable[[str], bool] = lambda code: True,
     strict: bool = False,
     others: Sequence[CheckResult] = (),
+    known: Judged = _KNOWN,
 ) -> Report:
     """Judge everything that was gathered, and put the report together.
 
     `problems` are findings of the engine itself. `skipped` is as in `check_results`. `wanted` says
     whether findings of a code belong in the report (`Registry.wanted`). With `strict`, warnings
-    fail. `others` are results of checks that are not here to judge. If one host was to be examined
-    by itself (`run.alone`), nobody is missed, and nobody is told that the cluster is fit.
+    fail. `others` are results of checks that are not here to judge, `known` is as in `judge_all`.
+    If one host was to be examined by itself (`run.alone`), nobody is missed, and nobody is told
+    that the cluster is fit.
     """
-    judged, broken = judge_all(cluster, checks)
+    judged, broken = judge_all(cluster, checks, known)
     kept = [
         finding
         for finding in (*problems, *_lost_ranks(cluster, judged), *judged)

@@ -57,7 +57,7 @@ class Head:
         self.box.put(f"evidence/{number}/{seat}", OK.to_json() if answer is None else answer)
 
     def of(self, patience_s: float = 10.0, number: int = 0) -> dict[int, OutcomeStatus]:
-        found = self.answers.of(number, SEATS, patience_s, self.deaths.look)
+        found = self.answers.of(number, SEATS, patience_s, self.deaths.look, {})
         return {seat: outcome.status for seat, outcome in found.items()}
 
     @property

@@ -10,6 +10,7 @@ import pytest
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.in_the_way import Failures
 from nccl_doctor.gather.sign_in import SignIn
+from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Kind, Layer
@@ -96,3 +97,36 @@ def test_the_cluster_is_made_again_only_where_there_is_more() -> None:
     assert second is not first
     assert second.ranks[0].facts == {"counted": {"all": FINE}}
     assert evidence.cluster(OPTIONS, "gloo", complete=False) is not second
+
+
+class Broken(Counted):
+    """Finds something, and breaks."""
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        yield Finding(KIND, "broken")
+        raise KeyError("gone")
+
+
+def found(failures: Failures, evidence: EvidenceLog) -> dict[str, list[str]]:
+    known = failures.known(evidence.state)
+    return {name: [each.code for each in findings] for name, findings in known.items()}
+
+
+@pytest.mark.parametrize("base", [Counted, Broken])
+@pytest.mark.parametrize("module", ["nccl_doctor.checks.counted", "plug_in"])
+def test_the_verdict_takes_what_was_found_in_these_very_facts(
+    module: str, base: type[Counted]
+) -> None:
+    check, evidence = type("Made", (base,), {"__module__": module}), log()
+    failures = Failures([check()])
+    assert found(failures, evidence) == {}
+    asked(Later, evidence, failures)
+    taken = base is Counted and module != "plug_in"
+    expected = {"counted": ["some-fault"]} if taken else {}
+    evidence.record(0, "another", "all", FINE)
+    assert found(failures, evidence) == expected
+    cluster, checks = evidence.cluster(OPTIONS, "gloo"), [check()]
+    anew, broken = judge_all(cluster, checks)
+    assert judge_all(cluster, checks, failures.known(evidence.state)) == (anew, broken)
+    evidence.record(0, "read", "all", FINE)
+    assert found(failures, evidence) == {}
