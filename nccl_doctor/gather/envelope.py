@@ -154,7 +154,7 @@ def _content(payload: bytes, largest: int) -> Any:
 
 
 def parsed(text: bytes) -> Any:
-    """Value of JSON that somebody else has written.
+    """Value of JSON that another process has written.
 
     Raises:
         BadMessage: it is none, or nested too deeply.

@@ -91,7 +91,7 @@ class FactsOfSeats:
             self._of_hosts[host].update(speaking[0] if len(speaking) == 1 else _merged(speaking))
 
     def last_step(self, seat: int) -> str | None:
-        """What a participant did last, as far as it said; None if it said nothing."""
+        """Last step of a participant; None if it announced none."""
         here = self._seats.get(seat)
         return here.last.last_step if here is not None and here.last is not None else None
 

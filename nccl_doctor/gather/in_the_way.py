@@ -48,8 +48,8 @@ class Failures:
         return known[1]
 
     def known(self, state: Callable[[Iterable[str]], Hashable]) -> Judged:
-        """What the checks of the program find in the facts so far, of those that have judged these
-        already.
+        """Findings in the facts so far, by check: of the checks of the program that have judged
+        these very facts.
         """
         return {
             check.name: findings

@@ -252,8 +252,8 @@ class Join:
         return known or self._evidence.refusals.knows(f"seat/{seat}")
 
     def _unknown_seats(self, step: int) -> Iterator[int]:
-        """Of the seats of which nothing is known, the first of each row, and those at this distance
-        from it: what a speaker says stands at the first one of its seats.
+        """Unknown seats that may hold a sign-in: the first of each row, and those at this distance
+        from it, as what a speaker says stands at the first one of its seats.
         """
         first = last = -2
         for seat in range(self._seats()):

@@ -1,4 +1,4 @@
-"""Thread for the calls of a store, any of which may never come back."""
+"""Thread for the calls of a store: any of them may never come back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks say in the same words: it stands once in a letter, and once in the memory of rank 0.
+"""Words that several ranks have in common: once in a letter, and once in the memory of rank 0.
 
 An outcome in a letter may have, in place of its `facts`, the number of a text of the letter, and in
 place of its `breadcrumbs` the number of one with their steps, and the time of each.
@@ -74,7 +74,7 @@ class Known:
         self._values: dict[bytes, Any] = {}
 
     def value(self, text: Any) -> Any:
-        """What a text says, the same object for the same text; None if it cannot be read."""
+        """Value of a text, the same object for the same text; None if it cannot be read."""
         if not isinstance(text, str):
             return None
         data = text.encode("utf-8", "surrogatepass")

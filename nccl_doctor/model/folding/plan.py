@@ -1,4 +1,4 @@
-"""What values have in common: places where all are the same, and places where each has its own."""
+"""Form that values have in common: places where all are the same, and those of each alone."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Texts:
         self._of_words: dict[str, str] = {}
 
     def of_facts(self, facts: Facts) -> str:
-        """What a host or rank has observed, as in `facts_to_json`."""
+        """JSON of the facts of a host or rank, as of `facts_to_json`."""
         return self._table(
             {
                 check: self._table({name: self.of_outcome(each) for name, each in rounds.items()})
