@@ -333,7 +333,8 @@ named. `benchmarks/scale.py` measures it and writes this page.
 Rank 0 is the program itself: it serves the store, conducts the run, judges, and writes the report.
 All other ranks are played by a few processes on the same machine, with the program's own client
 and one connection for each rank; what the ranks of a host say to their speaker stays on the host,
-and is not played. They say what the hosts of a healthy run of 2 × 2 ranks said, each with its own
+and is not played. Letters that no order can change are made before the start, as each host of a
+cluster makes its own. They say what the hosts of a healthy run of 2 × 2 ranks said, each with its own
 name, address and times. What the checks themselves take is not in the seconds, nor is the
 time limit for a host that never comes or no longer answers. All of it shares {cores} processor
 cores, so the seconds hold what thousands of hosts would do at the same time; the processor time of

@@ -77,7 +77,8 @@ class Plan:
         )
 
     def write(self) -> Path:
-        """File with this plan, in its folder."""
+        """File with this plan, in its folder, where nobody has a seat yet."""
+        (Path(self.folder) / SEATS).write_bytes(bytes(4 * 2 * self.ranks))
         path = Path(self.folder) / "plan.json"
         path.write_text(json.dumps(asdict(self)))
         return path

@@ -23,12 +23,8 @@ class Seats:
     """The rank of each seat, as far as all that play know; rank 0 says nothing of itself."""
 
     def __init__(self, plan: Plan) -> None:
-        path = Path(plan.folder) / SEATS
-        size = 4 * 2 * plan.ranks
-        if not path.exists():
-            path.write_bytes(bytes(size))
-        with path.open("r+b") as file:
-            self._memory = memoryview(mmap.mmap(file.fileno(), size)).cast("i")
+        with (Path(plan.folder) / SEATS).open("r+b") as file:
+            self._memory = memoryview(mmap.mmap(file.fileno(), 0)).cast("i")
 
     def take(self, seat: int, rank: int) -> None:
         """Note who has a seat."""
