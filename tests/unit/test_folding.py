@@ -243,9 +243,26 @@ def test_what_is_alike_by_its_text_is_so_value_by_value(values, other):
         if (found := folder.alike(compact(record))) is None:
             continue
         name, own = found
-        line = f'{{"$same":"{name}"' + (f',"$each":[{",".join(own)}]' if own else "") + "}"
+        line = {
+            "$same": name,
+            "$each": [json.loads(each) for each in own.each],
+            "$but": {where: json.loads(each) for where, each in own.but.items()},
+        }
         unfolder = Unfolder(Node("report.shared", json.loads(compact(shared))), 1)
-        assert compact(unfolder.record(json.loads(line), "record")) == compact(record)
+        assert compact(unfolder.record(line, "record")) == compact(record)
+
+
+def test_a_number_that_is_not_the_usual_one_stands_beside_the_template():
+    many = {f"check {number}": {"took": 0.001, "words": "the same words"} for number in range(40)}
+    folder = Folder([{**many, "rank": number} for number in range(20)])
+    odd = {**many, "check 3": {"took": 0.0015, "words": "the same words"}, "rank": 7}
+    found = folder.alike(compact(odd))
+    assert found is not None
+    assert found[1].each == ["7"]
+    assert found[1].but == {"/check 3/took": "0.0015"}
+    assert folder.fold(odd)["$but"] == {"/check 3/took": 0.0015}
+    strange = {name: {"took": 0.5, "words": "others"} for name in many}
+    assert folder.alike(compact({**strange, "rank": 7})) is None  # and in no time
 
 
 def test_nearly_all_ranks_are_seen_to_be_alike_by_their_text():

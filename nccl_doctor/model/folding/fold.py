@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nccl_doctor.model.folding import BUT, EACH, FORMS, LITERAL, NOT, ROWS, SAME, pointer
-from nccl_doctor.model.folding.pattern import Pattern
+from nccl_doctor.model.folding.pattern import Likeness, Pattern
 from nccl_doctor.model.folding.plain import compact
 from nccl_doctor.model.folding.plan import (
     HOLE,
@@ -255,14 +255,19 @@ class Folder:
                 return template.folded(own)
         return literal(value)
 
-    def alike(self, text: str) -> tuple[str, Sequence[str]] | None:
-        """Name of the template that a value is exactly like, by its JSON, and the JSON of each of
-        its own values; None where that takes a closer look (`fold`).
+    def alike(self, text: str) -> tuple[str, Likeness] | None:
+        """Name of the template that a value is like, by its JSON, and what it has of its own; None
+        where that takes a closer look (`fold`).
         """
+        near: tuple[str, Likeness] | None = None
         for made in self._templates:
-            if (own := made.pattern.own(text)) is not None:
+            if (own := made.pattern.like(text)) is None:
+                continue
+            if not own.but:
                 return made.name, own
-        return None
+            if near is None and len(own.but) <= _NEAR:
+                near = made.name, own
+        return near
 
     def of_table(self, value: Any) -> Any:
         """A table with its entries folded; what is none, as it is."""

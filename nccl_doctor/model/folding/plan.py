@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from nccl_doctor.model.folding import pointer
+from nccl_doctor.model.folding.pattern import Place
 from nccl_doctor.model.folding.plain import compact
 from nccl_doctor.model.folding.sample import DEEPEST
 
@@ -119,19 +121,32 @@ def holes(plan: Plan, path: Path = ()) -> Iterator[Path]:
             yield from holes(inner, (*path, key))
 
 
-def parts_of(plan: Plan) -> Iterator[str | None]:
-    """JSON of a template in parts, None where each has its own."""
+def parts_of(plan: Plan, path: Path = ()) -> Iterator[str | Place]:
+    """JSON of a template in parts: texts, and places that differ, or may differ in a number."""
     if isinstance(plan, Constant):
-        yield plan.text
+        yield from _parts_of_constant(plan.value, path)
     elif isinstance(plan, Branch):
         yield "{" if plan.kind is dict else "["
         for number, (key, inner) in enumerate(plan.inside):
             yield "," if number else ""
             yield f"{compact(key)}:" if plan.kind is dict else ""
-            yield from parts_of(inner)
+            yield from parts_of(inner, (*path, key))
         yield "}" if plan.kind is dict else "]"
     else:
-        yield None
+        yield Place()
+
+
+def _parts_of_constant(value: Any, path: Path) -> Iterator[str | Place]:
+    if type(value) in (int, float):
+        yield Place(compact(value), pointer(path))
+    elif type(value) is dict and len(path) <= DEEPEST:
+        yield "{"
+        for number, key in enumerate(sorted(value)):
+            yield f"{',' if number else ''}{compact(key)}:"
+            yield from _parts_of_constant(value[key], (*path, key))
+        yield "}"
+    else:
+        yield compact(value)
 
 
 def constants(plan: Plan) -> Iterator[Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-from nccl_doctor.model.folding import EACH, SAME
+from nccl_doctor.model.folding import BUT, EACH, SAME
 from nccl_doctor.model.folding.fold import SAMPLE, Folder, Json
 from nccl_doctor.model.folding.plain import compact, plain
 from nccl_doctor.model.folding.sample import some_of
@@ -20,7 +21,7 @@ _FACTS = '"facts":0'
 """Place of the facts in the JSON of a record: in no text it would stand without a backslash."""
 _OWN = "own"
 _OWN_TEXT = compact(_OWN)
-"""Place of the own values in a line: the first, as the key of them is sorted before all others."""
+"""Place of the own values in a line: the only list there that begins so."""
 
 SHARED = "shared"
 """Key of the templates in a report: name → `value`, and the places that differ on each."""
@@ -81,10 +82,15 @@ class Records(Generic[T]):
             if found is None:
                 return ""
             name, own = found
-            line = compact({**clear, SAME: name, EACH: [_OWN]} if own else {**clear, SAME: name})
+            made: Json = {**clear, SAME: name}
+            if own.each:
+                made[EACH] = [_OWN]
+            if own.but:
+                made[BUT] = {where: json.loads(value) for where, value in own.but.items()}
+            line = compact(made)
         except (TypeError, ValueError):  # no plain data, as a plug-in's facts may be
             return ""
-        return line.replace(_OWN_TEXT, ",".join(own), 1) if own else line
+        return line.replace(f"[{_OWN_TEXT}]", f"[{','.join(own.each)}]", 1)
 
     def shared(self) -> Json:
         """Name → template, of all that may have been used."""
