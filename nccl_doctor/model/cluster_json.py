@@ -227,7 +227,8 @@ def _is_right(data: Any) -> bool:
     """Whether an outcome surely is not malformed: a look that needs no words."""
     return (
         type(data) is dict
-        and data.get("status") in _STATUSES
+        and type(data.get("status")) is str
+        and data["status"] in _STATUSES
         and type(data.get("facts", _NONE)) is dict
         and type(data.get("breadcrumbs", _EMPTY)) in (list, Trail)
         and type(data.get("reason", "")) is str

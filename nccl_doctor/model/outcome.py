@@ -137,7 +137,7 @@ class Outcome:
             crumbs = tuple(crumb for crumb in crumbs if isinstance(crumb, Mapping))
         if data.keys() <= _USUAL:  # nearly all are so, and there are a million
             return cls(
-                _STATUSES.get(data["status"]) or OutcomeStatus(data["status"]),
+                OutcomeStatus(data["status"]),
                 data.get("facts", _NONE),
                 _text(data, "reason"),
                 crumbs,
@@ -164,7 +164,6 @@ class Outcome:
 
 _FIELDS = frozenset(Outcome.__dataclass_fields__)
 _USUAL = frozenset({"status", "facts", "reason", "breadcrumbs", "duration_s", "group"})
-_STATUSES = {status.value: status for status in OutcomeStatus}
 
 
 def _text(data: Mapping[str, Any], key: str) -> str:

@@ -167,3 +167,11 @@ def test_a_trail_is_read_like_a_list_of_breadcrumbs() -> None:
     assert ended.last_step == "b"
     assert Outcome.from_json(ended.to_json()) == ended
     assert pickle.loads(pickle.dumps(ended)) == ended
+
+
+@pytest.mark.parametrize("status", [[], {}, ["ok"], None, 3, True, "splendid"])
+def test_an_ending_that_is_none_is_refused_in_words(status: Any) -> None:
+    with pytest.raises(ValueError, match=r"seat 7\.status is"):
+        read({"status": status, "duration_s": 0.1})
+    with pytest.raises(ValueError):  # noqa: PT011  # its own words, of the enumeration
+        Outcome.from_json({"status": status})

@@ -28,7 +28,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Likeness:
-    """Own values of one that is like a template, as JSON: at open places, and by pointer elsewhere."""
+    """Own values of one that is like a template, as JSON: at open places, elsewhere by pointer."""
 
     each: Sequence[str]
     but: Mapping[str, str]
