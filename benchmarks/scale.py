@@ -331,14 +331,14 @@ named. `benchmarks/scale.py` measures it and writes this page.
 ## How it is measured
 
 Rank 0 is the program itself: it serves the store, conducts the run, judges, and writes the report.
-All other ranks are played by a few processes on the same machine, with the program's own client
-and one connection for each rank; what the ranks of a host say to their speaker stays on the host,
-and is not played. Letters that no order can change are made before the start, as each host of a
-cluster makes its own. They say what the hosts of a healthy run of 2 × 2 ranks said, each with its own
-name, address and times. What the checks themselves take is not in the seconds, nor is the
-time limit for a host that never comes or no longer answers. All of it shares {cores} processor
-cores, so the seconds hold what thousands of hosts would do at the same time; the processor time of
-rank 0 and of its store stands beside them.
+All other ranks are played by a few processes on the same machine, with the program's own client and
+one connection for each rank; what the ranks of a host say to their speaker stays on the host, and
+is not played. Letters that no order can change are made before the start, as each host of a cluster
+makes its own. They say what the hosts of a healthy run of 2 × 2 ranks said, each with its own name,
+address and times. What the checks themselves take is not in the seconds, nor is the time limit for
+a host that never comes or no longer answers. All of it shares {cores} processor cores, so the
+seconds hold what thousands of hosts would do at the same time; the processor time of rank 0 and of
+its store stands beside them.
 
 The bars: 1,024 ranks within 10 s, 16,384 within 60 s and 1 GiB; no more than N log N; each fault
 named with its place, and nothing else.
