@@ -46,10 +46,11 @@ def main() -> None:
 
 def program() -> int:
     """Run the command line, as `command_line`, without looking for garbage all the time."""
+    from nccl_doctor.toolkit.frames import with_room_for_frames
     from nccl_doctor.toolkit.garbage import collected_rarely
 
     with collected_rarely():
-        return command_line()
+        return with_room_for_frames(command_line)
 
 
 def command_line() -> int:

@@ -23,6 +23,7 @@ from nccl_doctor.model.report import ParticipantResult, Report
 from nccl_doctor.registry import load
 from nccl_doctor.report.output import save
 from nccl_doctor.report.text import render
+from nccl_doctor.toolkit.frames import with_room_for_frames
 from nccl_doctor.toolkit.garbage import collected_rarely
 from tests.lab.crowd import PORT, Plan
 from tests.lab.crowd.answers import Answers, Seats
@@ -143,7 +144,7 @@ def main() -> None:
 
     participant = Participant(run, write)
     with collected_rarely():  # as in the program
-        participant.run()
+        with_room_for_frames(participant.run)
     result["left_s"], result["left_cpu_s"] = time.monotonic() - began, time.process_time()
     result["sent"], result["received"] = bytes_of(PORT)
     result["steps"] = [(round(at - began, 3), round(cpu, 3), what) for at, cpu, what in notes.steps]
