@@ -135,7 +135,7 @@ _SIZES = {  # bytes
 _PAIR_SIZES = {Level.STANDARD: (8, 65_536, 4_194_304), Level.FULL: _SIZES[Level.FULL]}
 """Pairs take several rounds, and are compared by the largest size alone."""
 _BUDGET_S = {Level.STANDARD: 0.04, Level.FULL: 1.0}
-"""Seconds for the repetitions of one size."""
+"""Seconds for the repetitions of the largest size."""
 _LIMIT_S = {Level.STANDARD: 1.5, Level.FULL: 15.0}
 """Seconds for all sizes of one group."""
 

@@ -107,7 +107,7 @@ _NETWORK, _AGAIN = "network", "again-network"
 """How the names of rounds begin."""
 _SIZES = (1 << 20, 1 << 24, 1 << 27)
 _BUDGET_S = 0.3
-"""Seconds for the repetitions of one size."""
+"""Seconds for the repetitions of the largest size."""
 _LIMIT_S = 6.0
 """Seconds for all sizes of one group."""
 

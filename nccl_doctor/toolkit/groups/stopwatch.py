@@ -18,6 +18,8 @@ _LEAST, _MOST = 3, 50
 """Timed repetitions of one size."""
 _BULK = 1 << 16
 """The time of fewer bytes is latency, and does not predict the time of a larger size."""
+_SMALLER = 0.25
+"""Share of the time of the largest size for each smaller one, by which nothing is compared."""
 _MATRIX = {"cpu": 384, "cuda": 4096}
 _MULTIPLICATIONS = 5
 
@@ -26,7 +28,7 @@ class Stopwatch:
     """Times the work of this rank on one device."""
 
     def __init__(self, breadcrumb: Callable[..., None], device: Any, budget_s: float) -> None:
-        """`device` is the `torch.device` of the backend; one size takes about `budget_s`."""
+        """`device` is the `torch.device` of the backend; the largest size takes about `budget_s`."""
         self._breadcrumb = breadcrumb
         self._device = device
         self._budget_s = budget_s
@@ -80,7 +82,8 @@ class Stopwatch:
             said = torch.tensor(mine, dtype=torch.int64, device=self._device)
             dist.all_reduce(said, op=dist.ReduceOp.MAX)
             once, left = max(int(said[0]) / 1e9, 1e-6), -int(said[1]) / 1e9
-            times = int(min(_MOST, max(_LEAST, self._budget_s / once)))
+            budget_s = self._budget_s * (_SMALLER if larger else 1.0)
+            times = int(min(_MOST, max(_LEAST, budget_s / once)))
             times = min(times, max(0, int(left / 2 / once)))
             seconds += [self._time(partial(dist.all_reduce, data)) for _ in range(times)]
             found.append(
