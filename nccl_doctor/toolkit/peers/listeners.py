@@ -44,7 +44,7 @@ class Listeners:
         """
         self.doors: list[Door] = []
         self.failed: dict[str, str] = {}
-        self._closing = threading.Event()
+        woken, self._waker = socket.socketpair()
         self._slots = threading.BoundedSemaphore(_MAX_SERVED)
         self._visitors = Visitors()
         self._selector = selectors.DefaultSelector()
@@ -60,7 +60,8 @@ class Listeners:
             door = Door(origin.address, port, *(secrets.token_hex(TOKEN_BYTES // 2) for _ in "12"))
             self.doors.append(door)
             self._selector.register(sock, selectors.EVENT_READ, door)
-        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._selector.register(woken, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._accept, args=(woken,), daemon=True)
         self._thread.start()
 
     def __enter__(self) -> Listeners:
@@ -75,14 +76,18 @@ class Listeners:
 
     def close(self) -> None:
         """Stop listening and free the ports."""
-        self._closing.set()
+        self._waker.close()  # which wakes the thread
         self._thread.join(timeout=5)
 
-    def _accept(self) -> None:
+    def _accept(self, woken: socket.socket) -> None:
+        """Serve, until the other end of `woken` is closed."""
         listening = [key.fileobj for key in self._selector.get_map().values()]
         try:
-            while not self._closing.is_set():
-                for key, _ in self._selector.select(0.1):
+            while True:
+                ready = self._selector.select()
+                if any(key.fileobj is woken for key, _ in ready):
+                    break
+                for key, _ in ready:
                     assert isinstance(key.fileobj, socket.socket)
                     # A caller without a slot waits in the backlog.
                     if not self._slots.acquire(timeout=0.1):
