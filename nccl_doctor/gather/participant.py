@@ -332,12 +332,12 @@ class Participant:
 
     def _broken_road(self) -> Finding | None:
         """The lowest failure that this participant has seen between itself and the master."""
-        findings, _ = judge_all(self._own_cluster(), self._run.registry.checks)
+        checks = [each for each in self._run.registry.checks if any(map(_is_on_road, each.kinds))]
+        findings, _ = judge_all(self._own_cluster(), checks)
         found = [
             finding
             for finding in findings
-            if finding.level is Severity.FAIL
-            and (finding.kind.layer in _ROAD or finding.kind.cuts_off)
+            if finding.level is Severity.FAIL and _is_on_road(finding.kind)
         ]
         return min(found, key=lambda f: f.kind.layer.order, default=None)
 
@@ -369,6 +369,10 @@ class Participant:
         cause = Finding(kinds.RUN_INTERRUPTED, words, fix=fix)
         report = make_report(self._run, self._evidence, complete=coordinates, extra=[cause])
         return ParticipantResult(max(report.exit_code, 1), report, aside=self._is_aside())
+
+
+def _is_on_road(kind: Kind) -> bool:
+    return kind.layer in _ROAD or kind.cuts_off
 
 
 def _not_saved(result: ParticipantResult) -> ParticipantResult:
