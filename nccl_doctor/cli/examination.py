@@ -16,9 +16,9 @@ from nccl_doctor.cli.help import RUN_EXITS, Manual
 from nccl_doctor.cli.key import key_of, key_option
 from nccl_doctor.cli.needs import meet_at, needs_of, needs_options
 from nccl_doctor.cli.params import HostName, LocalRanks, Mesh, Names, Number, Seconds
-from nccl_doctor.cli.redaction import redact_options
+from nccl_doctor.cli.redaction import folder_redaction_of, redact_options
 from nccl_doctor.cli.saving import give, output_options, profile_option
-from nccl_doctor.cli.settings import options_of, read_config, relayed_options
+from nccl_doctor.cli.settings import options_of, read_config, relayed_more_time, relayed_options
 from nccl_doctor.cli.torchrun import stand_alone
 from nccl_doctor.model.job import GROUPS
 from nccl_doctor.model.limits import MAX_RANKS
@@ -323,12 +323,9 @@ def _run_here(
     """Exit code after examining the cluster, as one of its ranks or hosts."""
     from nccl_doctor.gather.run import run as examine
     from nccl_doctor.launch.local_ranks import NoGpu, TooManyRanks
-    from nccl_doctor.launch.ssh.relay import tell_more
     from nccl_doctor.registry import installed
     from nccl_doctor.report.output import leave, leave_unable, relay
-    from nccl_doctor.report.redaction.cover import FolderRedaction
     from nccl_doctor.toolkit.masking import command_line
-    from nccl_doctor.toolkit.more_time import MoreTime
     from nccl_doctor.toolkit.terminal import complain
 
     def write(result: ParticipantResult, launch: Launch) -> int:
@@ -347,9 +344,9 @@ def _run_here(
             lambda why: leave_unable(why, options),
             started=started,
             past=past,
-            redaction=FolderRedaction(options.redact_key) if options.redact else None,
+            redaction=folder_redaction_of(options),
             key=key,
-            more=MoreTime(tell_more) if ctx.params["relay"] else None,
+            more=relayed_more_time() if ctx.params["relay"] else None,
             logs=not ctx.params["relay"],  # whoever started it there reads its stderr
         )
     except (NoGpu, TooManyRanks) as error:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from nccl_doctor.report.redaction.cover import Cover
+    from nccl_doctor.model.options import Options
+    from nccl_doctor.report.redaction.cover import Cover, FolderRedaction
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,6 +59,15 @@ def cover_of(path: str | None, key_file: str | None, beside: Sequence[str] = ())
         return Cover(path, key_file, beside=beside)
     except OSError as error:
         raise click.UsageError(f"the map of the pseudonyms: {error.strerror}") from error
+
+
+def folder_redaction_of(options: Options) -> FolderRedaction | None:
+    """Redaction of what stays in `--output-dir`; None where names may stay."""
+    if not options.redact:
+        return None
+    from nccl_doctor.report.redaction.cover import FolderRedaction
+
+    return FolderRedaction(options.redact_key)
 
 
 def _checked(path: str) -> None:

@@ -20,6 +20,7 @@ from nccl_doctor.cli.saving import check_place, check_profile, outputs_of, wants
 
 if TYPE_CHECKING:
     from nccl_doctor.model.options import Options
+    from nccl_doctor.toolkit.more_time import MoreTime
 
 _CONFIG = "nccl-doctor.config"
 """Key in the click context for the tables of the configuration file."""
@@ -151,6 +152,16 @@ def relayed_options(ctx: click.Context) -> Options:
         ) from error
     _check_names(ctx, options.select, options.ignore)
     return options
+
+
+def relayed_more_time() -> MoreTime:
+    """Record of the time by which the end is put off, which tells the process at the other end of
+    ssh.
+    """
+    from nccl_doctor.launch.ssh.relay import tell_more
+    from nccl_doctor.toolkit.more_time import MoreTime
+
+    return MoreTime(tell_more)
 
 
 def check_output_dir(path: str | None) -> None:

@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from nccl_doctor.launch.command_line import JobLine, JobLineError, read, read_variables, which
+from nccl_doctor.launch.command_line.job_line import JobLine, JobLineError
 from nccl_doctor.launch.detect import detect
 from nccl_doctor.launch.host_launch import host_flags
-from nccl_doctor.launch.ssh import connection, exports, hostfile, relay
-from nccl_doctor.launch.ssh.hostfile import Entry
 from nccl_doctor.model.launch import ENDPOINT, OPTIONS, Launch
 from nccl_doctor.model.options import Flags, Options, contradictions
 from nccl_doctor.toolkit.terminal import complain
 
 if TYPE_CHECKING:
     from nccl_doctor.gather.over_ssh import Fleet
+    from nccl_doctor.launch.ssh.hostfile import Entry
 
 _FIELDS = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
 
@@ -85,6 +84,9 @@ def topology_of(ctx: click.Context, given: Mapping[str, Any], command: Sequence[
 
 def _job_of(ctx: click.Context, command: Sequence[str]) -> JobLine:
     """Topology of the job, from its command."""
+    from nccl_doctor.launch.command_line.program import which
+    from nccl_doctor.launch.command_line.reader import read
+
     cwd = Path.cwd()
     if problem := which(command, os.environ, cwd):
         raise click.UsageError(f"-- {problem}", ctx)
@@ -100,6 +102,8 @@ def _elastic_pod(launch: Launch) -> JobLine:
     """
     pods = launch.per_host and os.environ.get("PET_RDZV_BACKEND") == "c10d"
     if pods and host_flags(launch, os.environ) is None:
+        from nccl_doctor.launch.command_line.torchrun import read_variables
+
         with suppress(JobLineError):  # the launch record says what is wrong with the variables
             line = read_variables(os.environ)
             return line if line.master_addr else JobLine()
@@ -211,6 +215,7 @@ def _fleet_of(
     `chosen`: the hosts in it that the job uses, with as many slots as ranks; None: all.
     """
     from nccl_doctor.gather.over_ssh import Fleet
+    from nccl_doctor.launch.ssh import connection, exports, hostfile, relay
 
     if launch.launcher != "none" and not flags.starts_ranks:
         raise click.UsageError(

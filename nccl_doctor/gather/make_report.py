@@ -17,7 +17,6 @@ from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.start_time import time_limit
 from nccl_doctor.judge.checks import Judged, broken_sections, in_words, place_of
 from nccl_doctor.judge.conclusion import EXIT_CODES, conclude
-from nccl_doctor.judge.history import compare
 from nccl_doctor.judge.merge_clusters import merge_clusters
 from nccl_doctor.model.cluster import Cluster, Host
 from nccl_doctor.model.findings import CheckResult, Finding, Status, Where
@@ -141,6 +140,8 @@ class _Maker:
         )
 
     def _compared(self, cluster: Cluster, about: RunRecord) -> RunRecord:
+        from nccl_doctor.judge.history import compare
+
         assert self._run.config.past is not None
         found = compare(cluster, self._run.registry.checks, self._run.config.past, about)
         self._problems += found.findings

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
+from typing import TYPE_CHECKING
 
 from nccl_doctor import registry
 from nccl_doctor.gather.deaths import death_of, tell
@@ -18,7 +19,6 @@ from nccl_doctor.gather.participant import Participant, import_torch
 from nccl_doctor.gather.progress import Progress
 from nccl_doctor.gather.run_state import Key, Run, RunConfig
 from nccl_doctor.gather.watchdog import Watchdog
-from nccl_doctor.judge.history import Past
 from nccl_doctor.launch import identity, local_ranks
 from nccl_doctor.launch.detect import detect
 from nccl_doctor.launch.host_launch import (
@@ -40,6 +40,9 @@ from nccl_doctor.toolkit.c10d import recognise
 from nccl_doctor.toolkit.host import import_psutil
 from nccl_doctor.toolkit.masking import command_line
 from nccl_doctor.toolkit.more_time import MoreTime
+
+if TYPE_CHECKING:
+    from nccl_doctor.judge.history import Past
 
 
 def run(

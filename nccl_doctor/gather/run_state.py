@@ -6,12 +6,12 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from nccl_doctor.gather.joining import Joining
 from nccl_doctor.gather.partial_reports import Redaction
 from nccl_doctor.gather.progress import Progress
 from nccl_doctor.gather.store_server import Door
-from nccl_doctor.judge.history import Past
 from nccl_doctor.model.check import Context
 from nccl_doctor.model.cluster import Facts
 from nccl_doctor.model.launch import Launch
@@ -21,6 +21,9 @@ from nccl_doctor.observe.shelf import Shelf
 from nccl_doctor.registry import Registry
 from nccl_doctor.toolkit import guardian
 from nccl_doctor.toolkit.more_time import MoreTime
+
+if TYPE_CHECKING:
+    from nccl_doctor.judge.history import Past
 
 RESERVE_S = 2.0
 """Kept of the run's time for judging and writing the report."""

@@ -16,7 +16,6 @@ from nccl_doctor.report.facts import render as render_facts
 from nccl_doctor.report.formats import renderer
 from nccl_doctor.report.github import ROOM, commands, inert_as, summary
 from nccl_doctor.report.profiles import tell, unable
-from nccl_doctor.report.redaction.cover import MAP, Cover, map_beside
 from nccl_doctor.report.sections import Checks, no_checks
 from nccl_doctor.report.text import render as render_text
 from nccl_doctor.toolkit.errands import send
@@ -83,6 +82,8 @@ def covered(
     """
     if not options.redact:
         return Covered(report, tuple(said))
+    from nccl_doctor.report.redaction.cover import MAP, Cover, map_beside
+
     path = map_beside(outputs) or (None if made_of == "-" else f"{made_of}{MAP}")
     cover = Cover(path, options.redact_key, folder=options.output_dir)
     redacted = cover.of_report(report)

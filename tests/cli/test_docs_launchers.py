@@ -15,7 +15,8 @@ import pytest
 
 from nccl_doctor.cli import cli
 from nccl_doctor.cli.handover import COMMAND
-from nccl_doctor.launch.command_line import JobLine, read
+from nccl_doctor.launch.command_line.job_line import JobLine
+from nccl_doctor.launch.command_line.reader import read
 from tests.cli.program import CLEAN, program
 from tests.ranks.ranks import free_port
 from tests.support.forkserver import quick_python_path

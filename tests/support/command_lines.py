@@ -6,7 +6,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.launch.command_line import JobLine, read
+from nccl_doctor.launch.command_line.job_line import JobLine
+from nccl_doctor.launch.command_line.reader import read
 
 
 def job(line: str, cwd: Path = Path("/nonexistent"), **environ: str) -> JobLine:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.launch.command_line import JobLineError
+from nccl_doctor.launch.command_line.job_line import JobLineError
 from nccl_doctor.model.job import Rendezvous
 from tests.support.command_lines import job, said, says
 from tests.support.rows import each_row

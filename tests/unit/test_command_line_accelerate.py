@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.launch.command_line import JobLine, JobLineError, read
+from nccl_doctor.launch.command_line.job_line import JobLine, JobLineError
+from nccl_doctor.launch.command_line.reader import read
 from tests.support.rows import each_row
 from tests.support.unsent import unsent
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.launch.command_line import which
+from nccl_doctor.launch.command_line.program import which
 from tests.support.rows import each_row
 
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.launch.command_line import JobLineError, accelerate, deepspeed, read, torchrun
+from nccl_doctor.launch.command_line import accelerate, deepspeed, torchrun
 from nccl_doctor.launch.command_line.flags import FlagTable, read_flags
-from nccl_doctor.launch.command_line.job_line import Said
+from nccl_doctor.launch.command_line.job_line import JobLineError, Said
+from nccl_doctor.launch.command_line.reader import read
 from tests.support.lazy import Lazy
 from tests.support.unsent import unsent
 

@@ -16,7 +16,7 @@ from nccl_doctor.checks.shared_memory import SharedMemory
 from nccl_doctor.cli import cli
 from nccl_doctor.cli.handover import COMMAND
 from nccl_doctor.judge.conclusion import conclude
-from nccl_doctor.launch.command_line import read
+from nccl_doctor.launch.command_line.reader import read
 from nccl_doctor.launch.detect import detect
 from nccl_doctor.launch.expected_hosts import names_of_nodes
 from nccl_doctor.launch.host_launch import host_flags

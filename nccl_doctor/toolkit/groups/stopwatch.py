@@ -28,7 +28,7 @@ class Stopwatch:
     """Times the work of this rank on one device."""
 
     def __init__(self, breadcrumb: Callable[..., None], device: Any, budget_s: float) -> None:
-        """`device` is the `torch.device` of the backend; the largest size takes about `budget_s`."""
+        """`device` is that of the backend (`torch.device`); the largest size takes `budget_s`."""
         self._breadcrumb = breadcrumb
         self._device = device
         self._budget_s = budget_s
