@@ -18,7 +18,7 @@ _Result = TypeVar("_Result")
 
 
 def with_room_for_frames(work: Callable[[], _Result]) -> _Result:
-    """Do `work`, with one piece of memory for its frames and those below them."""
+    """Call `work`, with one piece of memory for its frames and those below them."""
     return work()
 
 
