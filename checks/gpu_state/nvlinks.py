@@ -213,12 +213,14 @@ def _errors(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
         text = f"its NVLinks went down {mine['recovery_failed']} times, as a recovery failed"
         yield Trouble(NVLINK_ERRORS, text, confidence=Confidence.LIKELY)
         return
-    others = [other["nvlink_errors"] for other in alike if other is not gpu]
+    many = [name for name in _COUNTED if mine.get(name, 0) >= _MANY]
+    others = [other["nvlink_errors"] for other in alike if other is not gpu] if many else []
     others = [counts for counts in others if counts]
     if len(others) < 2:
         return  # links correct errors by themselves: only very unusual counts matter
-    for name, words in _COUNTED.items():
+    for name in many:
         most = max(counts.get(name, 0) for counts in others)
-        if mine.get(name, 0) >= max(_MANY, _TIMES * most):
+        if mine[name] >= _TIMES * most:
+            words = _COUNTED[name]
             text = f"its NVLinks counted {mine[name]} {words}, at most {most} on another GPU of "
             yield Trouble(NVLINK_ERRORS, f"{text}the host", "", Severity.INFO, Confidence.LIKELY)

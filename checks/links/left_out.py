@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from nccl_doctor.api import Cluster, Rank
 from nccl_doctor.toolkit.peers.loss import read_losses
-from nccl_doctor.toolkit.peers.matrix import read_calls
-from nccl_doctor.toolkit.peers.schedule import Meeting, Slots
+from nccl_doctor.toolkit.peers.matrix import PeerCall, first_calls, read_calls
+from nccl_doctor.toolkit.peers.schedule import Slots
 
-_CALLED = ("matrix", "again")
-"""Rounds of check `firewall`, the one that counts last."""
+_FIRST, _AGAIN = "matrix", "again"
+"""Rounds of check `firewall`."""
 
 
 def lossy_links(cluster: Cluster) -> set[frozenset[int]]:
@@ -21,28 +21,25 @@ def lossy_links(cluster: Cluster) -> set[frozenset[int]]:
 
 def shut_links(cluster: Cluster, slots: Slots) -> set[frozenset[int]]:
     """Those of these meetings for which the calls of check `firewall` failed, one way or both."""
+    worked: dict[tuple[int, int], bool] = {}
+    for call in _latest_calls(cluster):
+        if call.job:
+            worked[call.pair] = worked.get(call.pair, False) or call.outcome == "ok"
+    meetings = [each for slot in slots for each in slot]
+    return {
+        frozenset(each)
+        for each in meetings
+        if not (worked.get(each, True) and worked.get(each[::-1], True))
+    }
+
+
+def _latest_calls(cluster: Cluster) -> Sequence[PeerCall]:
+    """The calls between any two hosts in the last round in which the one called the other."""
+    if not any(cluster.facts("firewall", _AGAIN)):
+        return first_calls(cluster)[0]
     latest: dict[int, tuple[Rank, dict[str, Any]]] = {}
-    for name in _CALLED:
+    for name in (_FIRST, _AGAIN):
         for rank, facts in cluster.facts("firewall", name):
             _, before = latest.get(rank.seat, (rank, {"peers": {}}))
             latest[rank.seat] = rank, {**facts, "peers": {**before["peers"], **facts["peers"]}}
-    meetings = [each for slot in slots for each in slot]
-    return {frozenset(each) for each in meetings if _fails(each, latest, cluster.backend)}
-
-
-def _fails(
-    meeting: Meeting, reports: Mapping[int, tuple[Rank, Mapping[str, Any]]], backend: str
-) -> bool:
-    """Whether no call of the one to the other, or the other way, has got through."""
-    between = []
-    for caller, listener in (meeting, meeting[::-1]):
-        if caller not in reports:
-            return False  # not known
-        rank, facts = reports[caller]
-        peers = {str(listener): facts["peers"].get(str(listener), [])}
-        between.append((rank, {**facts, "peers": peers}))
-    worked: dict[tuple[int, int], bool] = {}
-    for call in read_calls(between, backend):
-        if call.job:
-            worked[call.pair] = worked.get(call.pair, False) or call.outcome == "ok"
-    return not all(worked.values())
+    return read_calls(latest.values(), cluster.backend)

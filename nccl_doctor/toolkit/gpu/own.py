@@ -30,12 +30,19 @@ class OwnGpu:
         return bool(self.state["virtualization"])
 
 
-def own_gpus(cluster: Cluster) -> dict[int, OwnGpu]:
+def own_gpus(cluster: Cluster) -> Mapping[int, OwnGpu]:
     """Seat → the GPU that the rank takes.
 
     Published rates are those of a whole GPU. So ranks are left out whose GPU is not known to the
     driver, does not answer, is shared with another rank, is a part of one (MIG) or a virtual one.
     """
+    if own_gpus not in cluster.found:  # several checks ask
+        cluster.found[own_gpus] = _own_gpus(cluster)
+    found: Mapping[int, OwnGpu] = cluster.found[own_gpus]
+    return found
+
+
+def _own_gpus(cluster: Cluster) -> dict[int, OwnGpu]:
     states = {
         (rank.host.id, gpu["uuid"]): gpu
         for rank, facts in cluster.facts(GPU_STATE)

@@ -264,12 +264,15 @@ def driver_start_s(cluster: Cluster) -> float:
 
 def driver_starts(cluster: Cluster) -> list[tuple[Rank, float]]:
     """Ranks, with the seconds that each needed for driver and context, where it was measured."""
-    return [
-        (rank, (facts.get("start_s") or 0.0) + (facts.get("context_s") or 0.0))
-        for check in _STARTS
-        for rank, facts in cluster.facts(check, ALONE)
-        if facts.get("start_s") is not None
-    ]
+    if driver_starts not in cluster.found:  # every check with groups asks
+        cluster.found[driver_starts] = [
+            (rank, (facts.get("start_s") or 0.0) + (facts.get("context_s") or 0.0))
+            for check in _STARTS
+            for rank, facts in cluster.facts(check, ALONE)
+            if facts.get("start_s") is not None
+        ]
+    found: list[tuple[Rank, float]] = cluster.found[driver_starts]
+    return found
 
 
 def group_times(cluster: Cluster, round_name: str) -> list[tuple[Rank, float]]:
