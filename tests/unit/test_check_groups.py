@@ -227,6 +227,15 @@ def test_rank_that_made_another_group_than_asked_is_named(ranks: str) -> None:
     assert finding.confidence is Confidence.CERTAIN
 
 
+def test_ranks_that_share_their_steps_are_told_apart_by_what_they_still_do() -> None:
+    shared = hung(made("odds", ODDS, ODDS, 4))
+    making = {MAKING: {"group": "evens", "expected": EVENS, "ranks": ODDS, "count": 5}}
+    finding = found(
+        rounds(in_order={0: shared, 1: replace(shared, witness=making), 2: shared, 3: shared})
+    )
+    assert (finding.code, finding.where.ranks) == ("group-init-hang", (1,))
+
+
 def test_rank_that_is_stuck_making_another_group_is_named_by_its_own_frame() -> None:
     making = {MAKING: {"group": "evens", "expected": EVENS, "ranks": ODDS, "count": 3}}
     waits = {MAKING: {"group": "evens", "expected": EVENS, "ranks": EVENS, "count": 3}}

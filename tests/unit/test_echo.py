@@ -62,6 +62,16 @@ def test_both_echoes_come_back() -> None:
     assert result.duration_s < 2
 
 
+def test_listeners_end_at_once() -> None:
+    took = []
+    for _ in range(5):
+        listeners = Listeners([HOME])
+        started = time.monotonic()
+        listeners.close()
+        took.append(time.monotonic() - started)
+    assert min(took) < 0.05
+
+
 def test_a_brief_call_leaves_the_large_echo_out() -> None:
     with Listeners([HOME, "127.0.0.2"]) as listeners:
         (full,), (brief,) = call_all(listeners.doors, 10, brief=[False, True])
