@@ -51,11 +51,11 @@ class Failures:
         """Findings in the facts so far, by check: of the checks of the program that have judged
         these very facts.
         """
+        own = {check.name: check for check in self._checks if is_own(check)}
         return {
-            check.name: findings
-            for check in self._checks
-            for now, findings, is_whole in [self._judged.get(check.name, (None, [], False))]
-            if is_whole and is_own(check) and now == state((check.name, *check.reads))
+            name: findings
+            for name, (now, findings, is_whole) in self._judged.items()
+            if is_whole and name in own and now == state((name, *own[name].reads))
         }
 
 
