@@ -154,6 +154,11 @@ def _check_path(name: str, path: str) -> None:
     """Check, before anything starts, that a report can be written."""
     if not path:
         raise click.UsageError(f"--{name} '': a file name is needed")
+    if path.startswith("--"):  # the next option, taken for the name
+        raise click.UsageError(
+            f"--{name} {path}: a file name is needed before {path}, or - for stdout; for a file of "
+            f"that name give ./{path}"
+        )
     check_place(f"--{name} {path}", Path(path).parent, lambda: _wrong_with(Path(path)))
 
 

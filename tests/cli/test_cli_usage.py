@@ -66,6 +66,7 @@ BAD = {
     "run --json no/such/folder.json": "--json no/such/folder.json: the folder no/such does not",
     "run --json .": "--json .: a file name is needed, not a folder",
     "run --json=": "a file name is needed",
+    "run --json --strict": "--json --strict: a file name is needed before --strict",
     "run --config no.toml": "cannot read no.toml: No such file or directory",
     "run --mesh dp": "'--mesh': 'dp' is not name=size, as in dp=2,tp=4",
     "run --mesh=": "'' is not name=size, as in dp=2,tp=4",
