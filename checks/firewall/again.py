@@ -42,14 +42,8 @@ def seats_again(cluster: Cluster, seats: Sequence[int], check: str) -> tuple[int
 
 def _troubled(cluster: Cluster, check: str) -> Iterator[int]:
     """Ids of hosts on which something that ranks did together has failed, in another check."""
-    for rank, facts in cluster.observed():
-        bad = [  # of nearly all ranks none: all that is good is passed over first
-            done
-            for name, rounds in facts.items()
-            for round_, done in rounds.items()
-            if done.status is not OutcomeStatus.OK and round_ != ALONE and name != check
-        ]
-        if any(map(_is_trouble, bad)):
+    for rank, name, round_, outcome in cluster.unfinished():
+        if round_ != ALONE and name != check and _is_trouble(outcome):
             yield rank.host.id
 
 

@@ -48,6 +48,9 @@ def kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
     master = master_host(cluster)
     if master is None or not master.joined:
         return  # rank 0 did not wait for anybody
+    others = [host for host in cluster.present_hosts if host.id != master.id]
+    if all(host.joined for host in others):
+        return
     found = {rank.host.id for rank, facts in cluster.facts("port") if _is_open(facts)}
     examined = {rank.host.id for rank, facts in cluster.observed() if any(facts.values())}
     closed = [door for door in shut_doors(cluster) if door.hit.get("anyone")]
@@ -56,7 +59,6 @@ def kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
         for rank, facts in cluster.observed()
         if any(AFTER_LOSS in rounds for rounds in facts.values())
     }
-    others = [host for host in cluster.present_hosts if host.id != master.id]
     alone = not any(host.joined for host in others) and len(found & {h.id for h in others}) > 1
     ranks_of: dict[int, list[Rank]] = {}
     for rank in cluster.ranks:

@@ -51,6 +51,7 @@ def conclude(
     If one host was to be examined by itself (`run.alone`), nobody is missed, and nobody is told
     that the cluster is fit.
     """
+    cluster.unfinished()  # one look at all facts, or each check would look for its own
     judged, broken = judge_all(cluster, checks, known)
     kept = [
         finding
@@ -142,20 +143,16 @@ def _lost_ranks(cluster: Cluster, judged: Iterable[Finding]) -> Iterator[Finding
     process was killed in one, if the check itself has nothing to say of it.
     """
     told = {finding.check for finding in judged if finding.level is not Severity.INFO}
-    for rank, facts in cluster.observed():
-        for check, rounds in facts.items():
-            for name, outcome in rounds.items():
-                killed = outcome.status is OutcomeStatus.DIED and outcome.signal == "SIGKILL"
-                if outcome.status is not OutcomeStatus.SILENT and not (
-                    killed and check not in told
-                ):
-                    continue
-                known = outcome.signal is not None
-                words = f"killed by {outcome.signal}" if known else outcome.reason
-                yield Finding(
-                    RANK_KILLED if known else RANK_SILENT,
-                    f"{words} ({check}, round {name})",
-                    Evidence.rank_place(rank),
-                    {"check": check, "round": name, "pid": rank.pid},
-                    confidence=Confidence.CERTAIN if known else Confidence.LIKELY,
-                )
+    for rank, check, name, outcome in cluster.unfinished():
+        killed = outcome.status is OutcomeStatus.DIED and outcome.signal == "SIGKILL"
+        if outcome.status is not OutcomeStatus.SILENT and not (killed and check not in told):
+            continue
+        known = outcome.signal is not None
+        words = f"killed by {outcome.signal}" if known else outcome.reason
+        yield Finding(
+            RANK_KILLED if known else RANK_SILENT,
+            f"{words} ({check}, round {name})",
+            Evidence.rank_place(rank),
+            {"check": check, "round": name, "pid": rank.pid},
+            confidence=Confidence.CERTAIN if known else Confidence.LIKELY,
+        )

@@ -331,6 +331,30 @@ class Cluster:
             self._seen[check] = [rank for rank, _ in pairs], [rounds for _, rounds in pairs]
         return zip(*self._seen[check], strict=True)
 
+    def unfinished(self) -> Sequence[tuple[Rank, str, str, Outcome]]:
+        """(observer, check, round, outcome) of every outcome that is neither `ok` nor `skipped`, in
+        order of rank.
+        """
+        return self._unfinished
+
+    @cached_property
+    def _unfinished(self) -> Sequence[tuple[Rank, str, str, Outcome]]:
+        """Found in one pass over all facts, which notes the rounds of every check on its way."""
+        passed = (OutcomeStatus.OK, OutcomeStatus.SKIPPED)
+        seen: dict[str, tuple[list[Rank], list[Mapping[str, Outcome]]]] = {}
+        found = []
+        for rank, facts in self._observers:
+            for check, rounds in facts.items():
+                if check not in seen:
+                    seen[check] = [], []
+                seen[check][0].append(rank)
+                seen[check][1].append(rounds)
+                for name, outcome in rounds.items():
+                    if outcome.status not in passed:
+                        found.append((rank, check, name, outcome))
+        self._seen.update(seen)
+        return tuple(found)
+
     @cached_property
     def _seen(self) -> dict[str, tuple[list[Rank], list[Mapping[str, Outcome]]]]:
         return {}

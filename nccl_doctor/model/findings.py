@@ -167,12 +167,12 @@ class Where:
         """Union of many places: sorted once, and not once for each of them."""
         every = list(places)
         return Where(
-            hosts=tuple(sorted({name for place in every for name in place.hosts})),
-            ranks=tuple(sorted({number for place in every for number in place.ranks})),
-            links=tuple(sorted({link for place in every for link in place.links})),
-            devices=tuple(sorted({name for place in every for name in place.devices})),
-            interfaces=tuple(sorted({name for place in every for name in place.interfaces})),
-            nodes=tuple(sorted({number for place in every for number in place.nodes})),
+            hosts=_sorted_union([place.hosts for place in every]),
+            ranks=_sorted_union([place.ranks for place in every]),
+            links=_sorted_union([place.links for place in every]),
+            devices=_sorted_union([place.devices for place in every]),
+            interfaces=_sorted_union([place.interfaces for place in every]),
+            nodes=_sorted_union([place.nodes for place in every]),
         )
 
     def __bool__(self) -> bool:
@@ -188,6 +188,13 @@ class Where:
             "interfaces": list(self.interfaces),
             "nodes": list(self.nodes),
         }
+
+
+def _sorted_union(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    there = [part for part in parts if part]
+    if not there or (len(there) == 1 and len(there[0]) == 1):  # nearly always so
+        return there[0] if there else ()
+    return tuple(sorted({each for part in there for each in part}))
 
 
 @dataclass(frozen=True)

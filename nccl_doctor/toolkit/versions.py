@@ -9,6 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from nccl_doctor.model.cluster import Cluster, Rank
@@ -60,6 +61,7 @@ def minor_of(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
+@lru_cache(maxsize=1024)
 def release(version: str | None) -> tuple[int, ...]:
     """First three numbers of a version, to compare: `"2.26.2.post1"` gives (2, 26, 2)."""
     found = re.match(r"\d+(?:\.\d+){0,2}", version or "")

@@ -79,7 +79,13 @@ class Attempt:
     roads: Mapping[int, Where] = field(default_factory=dict)
     start_s: float = 0.0
 
+    @cached_property
+    def _statuses(self) -> frozenset[OutcomeStatus]:
+        return frozenset(m.outcome.status for m in self.members)
+
     def _ended(self, status: OutcomeStatus) -> list[Evidence]:
+        if status not in self._statuses:  # as in nearly all groups, but for `ok`
+            return []
         return [m for m in self.members if m.outcome.status is status]
 
     @property
@@ -90,7 +96,7 @@ class Attempt:
     @property
     def is_good(self) -> bool:
         """Whether every member finished."""
-        return len(self._ended(OutcomeStatus.OK)) == len(self.members)
+        return self._statuses <= {OutcomeStatus.OK}
 
     @property
     def dead(self) -> list[Evidence]:

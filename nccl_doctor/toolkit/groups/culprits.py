@@ -132,6 +132,8 @@ def place_of_all(members: Sequence[Evidence]) -> Where:
 
 def _culprits(attempt: Attempt) -> Iterator[Finding]:
     """Findings on dead and stopped members and those that never came; all others are victims."""
+    if attempt.is_good and not attempt.astray:
+        return
     for member in attempt.dead:
         how = member.outcome.signal or f"exit code {member.outcome.exit_code}"
         words = f"died by {how} in {step_of(member.outcome)} of group {attempt.name}"

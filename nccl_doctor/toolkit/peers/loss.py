@@ -87,6 +87,13 @@ def read_losses(cluster: Cluster) -> Losses:
 
     It looks only at the hosts that tried again, or that lost so much at first that none did.
     """
+    if read_losses not in cluster.found:
+        cluster.found[read_losses] = _read_losses(cluster)
+    found: Losses = cluster.found[read_losses]
+    return found
+
+
+def _read_losses(cluster: Cluster) -> Losses:
     standing = _standing(cluster)
     reports = list(cluster.facts("loss", AGAIN))
     if reports:

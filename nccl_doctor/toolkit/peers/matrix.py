@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from nccl_doctor.model.cluster import Cluster, Rank
@@ -67,7 +68,7 @@ class PeerCall:
         """Seats of both ends."""
         return self.caller, self.listener
 
-    @property
+    @cached_property
     def outcome(self) -> str:
         """The result, or `untested`: none, or a failure that was not confirmed."""
         if not self.attempts:
