@@ -12,6 +12,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from nccl_doctor.api import Cause, Cluster, blame_links
@@ -171,6 +172,8 @@ def confirm(first: Measures, second: Measures, nics: Mapping[int, int | None]) -
     """The causes that both tries confirm; what the second one clears was noise."""
     doubtful = suspects(first, nics)
     best = {pair: _better(each, second.get(pair)) for pair, each in first.items()}
+    if not doubtful.all:
+        return Confirmed((), (), frozenset(), Outliers(), best)
     still_slow, still_late = _slow(best, nics), _late(best)
     again = doubtful.late & still_late & second.keys()
     late_starved = _starved(again, "echo", first, second)
@@ -308,13 +311,13 @@ class _Usual:
         spread = statistics.median(abs(each - median) for each in values)
         return cls(median, spread, min(values), max(values))
 
-    @property
+    @cached_property
     def slow_below(self) -> float:
         """Bytes per second below which a link is slow."""
         beyond = max(self.median - _SPREADS * self.spread, SLOW * self.least)
         return min(SLOW * self.median, beyond)
 
-    @property
+    @cached_property
     def late_above(self) -> float:
         """Microseconds above which a round trip is late."""
         beyond = min(self.median + _SPREADS * self.spread, LATE * self.greatest)

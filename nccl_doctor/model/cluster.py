@@ -313,8 +313,10 @@ class Cluster:
         """(observer, facts) of every outcome that is `ok`."""
         key = check, round_name
         if key not in self._good:
-            pairs = list(_facts_in(self.rounds_of(check), round_name))
-            self._good[key] = [rank for rank, _ in pairs], [facts for _, facts in pairs]
+            ranks, found = self._good[key] = [], []
+            for rank, facts in _facts_in(self.rounds_of(check), round_name):
+                ranks.append(rank)
+                found.append(facts)
         return zip(*self._good[key], strict=True)
 
     def facts_on(
@@ -327,8 +329,10 @@ class Cluster:
     def rounds_of(self, check: str) -> Iterable[tuple[Rank, Mapping[str, Outcome]]]:
         """(observer, its rounds) of a check: found once among all ranks, and then kept."""
         if check not in self._seen:
-            pairs = list(_with_rounds(self._observers, check))
-            self._seen[check] = [rank for rank, _ in pairs], [rounds for _, rounds in pairs]
+            ranks, found = self._seen[check] = [], []
+            for rank, rounds in _with_rounds(self._observers, check):
+                ranks.append(rank)
+                found.append(rounds)
         return zip(*self._seen[check], strict=True)
 
     def unfinished(self) -> Sequence[tuple[Rank, str, str, Outcome]]:
