@@ -163,8 +163,7 @@ class Account:
                 if name not in held:
                     held[name], self._took[name] = set(), 0.0
                 held[name].add(unit)
-                if outcome.duration_s > self._took[name]:
-                    self._took[name] = outcome.duration_s
+                self._took[name] = max(self._took[name], outcome.duration_s)
                 if outcome.status is good and not outcome.reason:  # nearly all are so
                     self.tested.add(unit)
                 else:

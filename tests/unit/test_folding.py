@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.judge.conclusion import judge_again
 from nccl_doctor.model.cluster import Cluster, Host, facts_to_json
-from nccl_doctor.model.cluster_json import rank_to_json
+from nccl_doctor.model.cluster_json import host_to_json, rank_to_json
 from nccl_doctor.model.folding.fold import Folder
 from nccl_doctor.model.folding.plain import compact, plain
 from nccl_doctor.model.folding.report import Records
@@ -265,13 +265,16 @@ def test_a_number_that_is_not_the_usual_one_stands_beside_the_template():
     assert folder.alike(compact({**strange, "rank": 7})) is None  # and in no time
 
 
-def test_nearly_all_ranks_are_seen_to_be_alike_by_their_text():
-    report = grown(64)
-    ranks = report.cluster.ranks
-    records = Records("ranks", ranks, rank_to_json, facts_of=lambda rank: rank.facts)
-    short = [line for line in map(records._like_others, ranks) if line]
-    assert len(short) > 0.9 * len(ranks)
+@pytest.mark.parametrize(("name", "to_json"), [("hosts", host_to_json), ("ranks", rank_to_json)])
+def test_nearly_all_are_seen_to_be_alike_by_their_text(name, to_json):
+    """Hosts, too, each of which has a table with its own partners."""
+    made = getattr(grown(64).cluster, name)
+    records = Records(name, made, to_json, facts_of=lambda each: each.facts)
+    short = [line for line in map(records._like_others, made) if line]
+    assert len(short) > 0.9 * len(made)
     assert set(short) <= {line.strip().rstrip(",") for line in text_of(64).splitlines()}
+    if name == "hosts":
+        assert all('"$rows"' in line for line in short)  # the table is folded, too
 
 
 CRUMBS = st.lists(

@@ -88,8 +88,9 @@ class _Template:
         self.size = len(compact(value))
         self.saves = self.size - _REFERENCE_COST - 5 * len(open_places)
         self.constants = compact(list(constants(plan)))
-        self.pattern = Pattern(parts_of(plan))
         columns = [self.own(value).each for value in sample]
+        tables = {index for each in columns for index, value in enumerate(each) if _rows(value)}
+        self._pattern = Pattern(parts_of(plan), tables)
         self._tables = [
             Folder([row for each in columns for row in _rows(each[index])], rows=True)
             for index in range(len(open_places))
@@ -112,6 +113,17 @@ class _Template:
         own = _Own()
         _compare(self._plan, value, (), own)
         return own
+
+    def like(self, text: str) -> Likeness | None:
+        """The own values of one by its JSON, if that shows at a glance that it is like this."""
+        return self._pattern.like(text)
+
+    def each_of(self, own: Likeness) -> list[str]:
+        """JSON of what stands at the open places of a folded value."""
+        each = list(own.each)
+        for index, value in own.tables.items():
+            each[index] = compact(self._tables[index].of_table(value))
+        return each
 
     def folded(self, own: _Own) -> Json:
         """The folded form of a value."""
@@ -256,18 +268,20 @@ class Folder:
         return literal(value)
 
     def alike(self, text: str) -> tuple[str, Likeness] | None:
-        """Name of the template that a value is like, by its JSON, and what it has of its own; None
-        where that takes a closer look (`fold`).
+        """Name of the template that a value is like, by its JSON, and what it has of its own, with
+        its tables folded; None where that takes a closer look (`fold`).
         """
-        near: tuple[str, Likeness] | None = None
+        near: tuple[_Template, Likeness] | None = None
         for made in self._templates:
-            if (own := made.pattern.like(text)) is None:
-                continue
-            if not own.but:
-                return made.name, own
-            if near is None and len(own.but) <= _NEAR:
-                near = made.name, own
-        return near
+            own = made.like(text)
+            if own is not None and (not own.but or (near is None and len(own.but) <= _NEAR)):
+                near = made, own
+                if not own.but:
+                    break
+        if near is None:
+            return None
+        template, own = near
+        return template.name, Likeness(template.each_of(own), own.but)
 
     def of_table(self, value: Any) -> Any:
         """A table with its entries folded; what is none, as it is."""
