@@ -87,12 +87,12 @@ def measures_of(cluster: Cluster, check: str, round_name: str) -> Measures:
 
     The facts of the check have `sent`: seat as text → `timed.Sent`, or a `problem`.
     """
-    key = (measures_of, check, round_name)
-    if key not in cluster.found:
+
+    def find() -> Measures:
         reports = cluster.facts(check, round_name)
-        cluster.found[key] = _measures({rank.seat: report for rank, report in reports})
-    found: Measures = cluster.found[key]
-    return found
+        return _measures({rank.seat: report for rank, report in reports})
+
+    return cluster.once((measures_of, check, round_name), (check,), find)
 
 
 def _measures(facts: Mapping[int, Mapping[str, Any]]) -> dict[Pair, Measure]:

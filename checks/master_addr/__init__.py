@@ -69,6 +69,7 @@ from .answers import (
     DNS_SLOW,
     View,
     differing,
+    host_of_rank_0,
     loopback,
     not_on_master,
     slow,
@@ -166,8 +167,9 @@ class MasterAddr(Check):
         mute = {r.seat for r, f in cluster.facts("own_address") if f.get("loops") is False}
         bridged = {r.seat: f for r, f in cluster.facts("duplicate_address") if _is_bridged(f)}
         called = {r.seat: f.get("clients", ()) for r, f in cluster.facts("firewall", "matrix")}
+        master = host_of_rank_0(views)
         for view in views:
-            yield from unusable(view, views)
+            yield from unusable(view, views, master)
             seat = view.rank.seat
             for found in slow(view, own.get(seat), called.get(seat, ())):
                 # A resolver on this host is asked through the loopback interface.

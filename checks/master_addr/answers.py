@@ -134,10 +134,11 @@ _LOCAL_ADDR = Fix(
 )
 
 
-def unusable(view: View, views: Sequence[View]) -> Iterator[Finding]:
-    """Findings on a MASTER_ADDR that is no name, does not resolve here, or cannot be used."""
+def unusable(view: View, views: Sequence[View], master: View | None) -> Iterator[Finding]:
+    """Findings on a MASTER_ADDR that is no name, does not resolve here, or cannot be used;
+    `master` is the host of rank 0.
+    """
     name, found = view.name, view.found
-    master = _master(views)
     serves = (master and master.address()) or ""
     if view.is_digits and not view.got_in and not view.is_loopback:
         text = f"{view.shown}: it is read as a number"
@@ -199,7 +200,7 @@ def unusable(view: View, views: Sequence[View]) -> Iterator[Finding]:
 
 def loopback(cluster: Cluster, views: Sequence[View]) -> Iterator[Finding]:
     """Findings on a MASTER_ADDR that is a loopback address."""
-    master = _master(views)
+    master = host_of_rank_0(views)
     address = (master and master.address()) or ""
     # Seen from one machine, two node ranks that share it look the same.
     confidence = Confidence.CERTAIN if len(views) > 1 else Confidence.LIKELY
@@ -262,7 +263,7 @@ def _answer_elsewhere(views: Sequence[View], master: View | None) -> str:
     return next(iter([*own, *(a for a in usual if a in led_in)]), "")
 
 
-def _master(views: Sequence[View]) -> View | None:
+def host_of_rank_0(views: Sequence[View]) -> View | None:
     """The host of rank 0; if several claim to be, the one that MASTER_ADDR leads to."""
     claims = [view for view in views if view.is_master]
     return min(claims, key=lambda view: not any(map(view.owns, view.answers)), default=None)
@@ -275,7 +276,7 @@ def not_on_master(
 
     `bridged`: seat → facts of `duplicate_address` on a container behind a bridge.
     """
-    master = _master(views)
+    master = host_of_rank_0(views)
     if master is None and len(views) == 1:
         view = views[0]
         if view.leads_somewhere and view.is_elsewhere() and all(map(view.owns, view.answers)):
@@ -322,7 +323,7 @@ def differing(views: Sequence[View]) -> Iterator[Finding]:
     # An answer to which there is no route costs torch nothing: it tries the next one at once.
     used = {v: [a for a in v.answers if a not in v.facts["no_route"]] or v.answers for v in views}
     asked = {view: tuple(sorted(used[view])) for view in views if view.leads_somewhere}
-    master = _master(views)
+    master = host_of_rank_0(views)
     usual: tuple[str, ...] | None
     if master and any(map(master.owns, master.answers)):
         usual = tuple(a for a in (*master.answers, *master.host.addresses) if not is_loopback(a))

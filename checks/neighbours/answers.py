@@ -23,7 +23,7 @@ from nccl_doctor.api import (
     look,
     word,
 )
-from nccl_doctor.toolkit.peers.matrix import read_calls
+from nccl_doctor.toolkit.peers.matrix import first_calls
 
 from .room import networks_of
 
@@ -138,8 +138,7 @@ def judge_fixed(cluster: Cluster, hosts: Mapping[int, Mapping[str, Any]]) -> Ite
     takes the packets. It is certain where a host without such an entry gets through.
     """
     labels = host_labels(cluster)
-    reports = list(cluster.facts("firewall", "matrix"))
-    calls = read_calls(reports, cluster.backend)
+    calls, _ = first_calls(cluster)
     reached = {(call.listener, call.address) for call in calls if call.outcome == "ok"}
     for call in calls:
         if not call.fixed or call.outcome == "ok" or call.listener not in hosts:
@@ -170,16 +169,17 @@ def judge_fixed(cluster: Cluster, hosts: Mapping[int, Mapping[str, Any]]) -> Ite
 def _collect(cluster: Cluster) -> list[_Answer]:
     """Addresses for which another interface answers than the one that has them."""
     reports = {rank.seat: facts for rank, facts in cluster.facts("firewall", "matrix")}
-    nets = {
-        rank.seat: [ipaddress.ip_network(net) for net in networks_of(facts)]
-        for rank, facts in cluster.facts("interfaces")
-    }
+    interfaces = {rank.seat: facts for rank, facts in cluster.facts("interfaces")}
     found: dict[tuple[int, str, str], _Answer] = {}
     for caller, facts in reports.items():
         calls = [(int(text), e) for text, entries in facts["peers"].items() for e in entries]
         wrong = [(seat, entry) for seat, entry in calls if entry.get("answers")]
         if not wrong:
             continue
+        nets = [
+            ipaddress.ip_network(net)
+            for net in (networks_of(interfaces[caller]) if caller in interfaces else ())
+        ]
         right = [entry for _, entry in calls if not entry.get("answers") and _worked(entry)]
         for listener, entry in wrong:
             if listener not in reports:
@@ -195,7 +195,7 @@ def _collect(cluster: Cluster) -> list[_Answer]:
             )
             (answer.worked if _worked(entry) else answer.failed).add(caller)
             alone = sum(each["answers"] == answer.mac for _, each in wrong) == 1
-            near = [net for net in nets.get(caller, ()) if _within(answer.address, net)]
+            near = [net for net in nets if _within(answer.address, net)]
             answer.sound |= alone and any(
                 _within(each["address"], net) for net in near for each in right
             )

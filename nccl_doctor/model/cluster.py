@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from nccl_doctor.model.findings import Level, Where
 from nccl_doctor.model.job import Job
@@ -33,6 +33,8 @@ __all__ = [
     "Rank",
     "facts_to_json",
 ]
+
+T = TypeVar("T")
 
 ALONE = "alone"
 """Name of the one round of a check that observes without peers."""
@@ -179,6 +181,12 @@ class Cluster:
         if "_good" in before:
             good = {key: each for key, each in self._good.items() if key[0] not in checks}
             vars(later)["_good"] = good
+        if "_found" in before:
+            vars(later)["_found"] = {
+                key: (read, each)
+                for key, (read, each) in self._found.items()
+                if not any(check in checks for check in read)
+            }
         return later
 
     @cached_property
@@ -230,9 +238,17 @@ class Cluster:
             ),
         )
 
+    def once(self, key: Hashable, read: Sequence[str], find: Callable[[], T]) -> T:
+        """Result of a rule, by a key of its own: found once, and kept for others that ask for it
+        too. It follows from the hosts and ranks, and from the facts of the checks that it `read`.
+        """
+        if key not in self._found:
+            self._found[key] = tuple(read), find()
+        found: T = self._found[key][1]
+        return found
+
     @cached_property
-    def found(self) -> dict[Any, Any]:
-        """Results of rules that others ask for too, by keys of their own: facts never change."""
+    def _found(self) -> dict[Hashable, tuple[tuple[str, ...], Any]]:
         return {}
 
     def is_multi_host(self) -> bool:

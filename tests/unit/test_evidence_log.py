@@ -213,6 +213,28 @@ def test_the_cluster_says_how_long_the_hosts_were_waited_for() -> None:
     assert called((0, 2), waited_s=2.5).cluster(options, "gloo").join_timeout_s == 2.5
 
 
+def test_what_was_found_once_stays_known_until_there_are_more_facts_of_what_it_read() -> None:
+    log = called((0, 1), (1, 1))
+    found: list[int] = []
+
+    def look() -> list[int]:
+        def find() -> int:
+            found.append(len(found))
+            return found[-1]
+
+        cluster = log.cluster(Options(), "gloo", steps=False)
+        return [cluster.once(key, (key, "both"), find) for key in ("firewall", "loss")]
+
+    outcome = Outcome(OutcomeStatus.OK)
+    assert look() == look() == [0, 1]
+    log.record(0, "loss", "calls", outcome)
+    assert look() == [0, 2]
+    log.record(1, "both", "calls", outcome)
+    assert look() == [3, 4]
+    log.sign_in(2, sign_in(2, 1), 5.0)
+    assert look() == [5, 6]
+
+
 def test_ranks_that_a_host_forked_came_with_their_host() -> None:
     log = called((0, 2), (1, 2), (2, 2))
     log.sign_in(3, sign_in(1, 2, rank=3, local_rank=1), 9.5)

@@ -216,6 +216,62 @@ def test_a_check_declares_whose_facts_it_reads():
     assert declared == {name: tuple(sorted(reads_of(name)[0].keys() - {name})) for name in CHECKS}
 
 
+def found_once() -> Iterator[tuple[str, set[str], set[str]]]:
+    """Each call of `Cluster.once`: its place, the checks that it names, and those that it reads."""
+    files = [*(ROOT / "nccl_doctor" / "toolkit").rglob("*.py"), *(ROOT / "checks").rglob("*.py")]
+    for path in sorted(files):
+        dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        name = f"nccl_doctor.{dotted}" if dotted.startswith("checks.") else dotted
+        module = module_of(name.removesuffix(".__init__"))
+        assert module is not None
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            for call in ast.walk(node):
+                if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "once":
+                    bound = {
+                        target.id: [value]
+                        for each in node.body
+                        if isinstance(each, ast.Assign)
+                        for target, value in pairs_of(each)
+                    }
+                    named = texts(module, call.args[1], bound)
+                    finds = [each for each in ast.walk(node) if each is not call]
+                    yield f"{name}.{node.name}", named & CHECKS.keys(), closure(module, finds)
+
+
+def pairs_of(statement: ast.Assign) -> Iterator[tuple[ast.Name, ast.expr]]:
+    """Name and value of each that an assignment binds."""
+    for target in statement.targets:
+        if isinstance(target, ast.Name):
+            yield target, statement.value
+        elif isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
+            both = zip(target.elts, statement.value.elts, strict=True)
+            yield from ((name, value) for name, value in both if isinstance(name, ast.Name))
+
+
+def closure(module: Module, nodes: Sequence[ast.AST]) -> set[str]:
+    """Names of checks whose facts some code reads, by itself and by all that it uses."""
+    found, todo = names_read(module, nodes), list(uses_of(module, nodes))
+    seen: set[tuple[str, str]] = set()
+    while todo:
+        at, word = todo.pop()
+        if (at.name, word) not in seen:
+            seen.add((at.name, word))
+            names, uses = in_definition(at.name, word)
+            found |= names
+            todo += uses
+    return found
+
+
+def test_what_is_found_once_names_all_that_it_reads():
+    """Else it would be kept where what it follows from has changed."""
+    calls = list(found_once())
+    assert len(calls) >= 7
+    assert {at: read - named for at, named, read in calls if read - named} == {}
+    assert {"clock", "firewall", "loss", "uplink"} in [read for _, _, read in calls]
+
+
 def test_what_is_read_is_a_check():
     assert {each for check in CHECKS.values() for each in check.reads} <= CHECKS.keys()
 

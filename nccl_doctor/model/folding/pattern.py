@@ -82,8 +82,8 @@ class Pattern:
 
 
 class _Stretch:
-    """What stands between two tables. `open` are the groups of its open places, `usual` those of
-    places with a usual number, with their pointers.
+    """Texts and places between two tables. `open` are the groups of its open places, `usual` those
+    of places with a usual number, with their pointers.
     """
 
     def __init__(self, parts: Iterable[str | Place]) -> None:

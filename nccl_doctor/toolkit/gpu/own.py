@@ -36,10 +36,7 @@ def own_gpus(cluster: Cluster) -> Mapping[int, OwnGpu]:
     Published rates are those of a whole GPU. So ranks are left out whose GPU is not known to the
     driver, does not answer, is shared with another rank, is a part of one (MIG) or a virtual one.
     """
-    if own_gpus not in cluster.found:  # several checks ask
-        cluster.found[own_gpus] = _own_gpus(cluster)
-    found: Mapping[int, OwnGpu] = cluster.found[own_gpus]
-    return found
+    return cluster.once(own_gpus, (GPU_STATE, "backend_device"), lambda: _own_gpus(cluster))
 
 
 def _own_gpus(cluster: Cluster) -> dict[int, OwnGpu]:

@@ -197,10 +197,8 @@ class Attempt:
 
 def attempts_of(cluster: Cluster, check: str) -> dict[str, list[Attempt]]:
     """Round → its groups, for a check that forms process groups; members in order of rank."""
-    key = (attempts_of, check)
-    if key not in cluster.found:
-        cluster.found[key] = _attempts_of(cluster, check)
-    found: dict[str, list[Attempt]] = cluster.found[key]
+    key, read = (attempts_of, check), (check, "collectives", *_STARTS)
+    found = cluster.once(key, read, lambda: _attempts_of(cluster, check))
     return {name: list(attempts) for name, attempts in found.items()}
 
 
@@ -270,15 +268,16 @@ def driver_start_s(cluster: Cluster) -> float:
 
 def driver_starts(cluster: Cluster) -> list[tuple[Rank, float]]:
     """Ranks, with the seconds that each needed for driver and context, where it was measured."""
-    if driver_starts not in cluster.found:  # every check with groups asks
-        cluster.found[driver_starts] = [
-            (rank, (facts.get("start_s") or 0.0) + (facts.get("context_s") or 0.0))
-            for check in _STARTS
-            for rank, facts in cluster.facts(check, ALONE)
-            if facts.get("start_s") is not None
-        ]
-    found: list[tuple[Rank, float]] = cluster.found[driver_starts]
-    return found
+    return cluster.once(driver_starts, _STARTS, lambda: _driver_starts(cluster))
+
+
+def _driver_starts(cluster: Cluster) -> list[tuple[Rank, float]]:
+    return [
+        (rank, (facts.get("start_s") or 0.0) + (facts.get("context_s") or 0.0))
+        for check in _STARTS
+        for rank, facts in cluster.facts(check, ALONE)
+        if facts.get("start_s") is not None
+    ]
 
 
 def group_times(cluster: Cluster, round_name: str) -> list[tuple[Rank, float]]:
@@ -311,12 +310,10 @@ def _least_s(cluster: Cluster) -> float:
 
 
 def _slowest_s(cluster: Cluster, round_name: str) -> float | None:
-    key = (_slowest_s, round_name)  # every check with groups asks
-    if key not in cluster.found:
-        times = (took for _, took in group_times(cluster, round_name))
-        cluster.found[key] = max(times, default=None)
-    found: float | None = cluster.found[key]
-    return found
+    def find() -> float | None:
+        return max((took for _, took in group_times(cluster, round_name)), default=None)
+
+    return cluster.once((_slowest_s, round_name), ("collectives",), find)
 
 
 def _group_start_s(cluster: Cluster) -> float:

@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ _VIRTUAL = re.compile(
     _INSIDE.pattern + r"|veth|br-(int|tun)$|virbr|docker|cni|flannel|cali|cilium|lxc|weave|antrea-"
     r"|ovn-k8s|genev|vxlan|tun|tap|wg\d|wireguard|tailscale|zt|dummy"
 )
+_MANY = 4096
+"""Addresses and networks that are remembered: rules ask for those of each host again and again."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,7 @@ def is_virtual(name: str) -> bool:
     return bool(_VIRTUAL.match(name))
 
 
+@lru_cache(maxsize=_MANY)
 def is_loopback(address: str) -> bool:
     """Whether a numeric address is 127.0.0.0/8 or ::1 (also v4-mapped)."""
     ip = ipaddress.ip_address(address.split("%", maxsplit=1)[0])
@@ -130,11 +134,13 @@ def first_bindable(answers: Iterable[str], own: Collection[str]) -> str:
     return next((each for each in bare if each in own or is_loopback(each)), "")
 
 
+@lru_cache(maxsize=_MANY)
 def is_link_local(address: str) -> bool:
     """Whether a numeric address is fe80::/10 or 169.254.0.0/16: not routable."""
     return bool(ipaddress.ip_address(address.split("%", maxsplit=1)[0]).is_link_local)
 
 
+@lru_cache(maxsize=_MANY)
 def is_alone(network: str) -> bool:
     """Whether a network holds one address only (/32, /128), and so says nothing of neighbours.
 

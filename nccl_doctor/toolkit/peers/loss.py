@@ -35,6 +35,9 @@ _PROVEN_LOST = 10
 _MOST_HOSTS, _DOUBTFUL = 16, 12
 """Hosts that are measured again, and those of them that are ends of doubtful roads at most."""
 
+_READ = ("clock", "firewall", "loss", "uplink")
+"""Checks whose facts tell of losses."""
+
 Pair = tuple[int, int]
 """Seats of (sender, receiver)."""
 Report = tuple[Rank, Mapping[str, Any]]
@@ -87,10 +90,7 @@ def read_losses(cluster: Cluster) -> Losses:
 
     It looks only at the hosts that tried again, or that lost so much at first that none did.
     """
-    if read_losses not in cluster.found:
-        cluster.found[read_losses] = _read_losses(cluster)
-    found: Losses = cluster.found[read_losses]
-    return found
+    return cluster.once(read_losses, _READ, lambda: _read_losses(cluster))
 
 
 def _read_losses(cluster: Cluster) -> Losses:

@@ -169,11 +169,12 @@ def read_calls(reports: Iterable[tuple[Rank, Mapping[str, Any]]], backend: str) 
 
 def first_calls(cluster: Cluster) -> tuple[Sequence[PeerCall], Sorted]:
     """The calls of check `firewall` as the run began, and the same sorted by fault."""
-    if first_calls not in cluster.found:
-        calls = read_calls(cluster.facts("firewall", "matrix"), cluster.backend)
-        cluster.found[first_calls] = calls, sort_calls(calls)
-    found: tuple[Sequence[PeerCall], Sorted] = cluster.found[first_calls]
-    return found
+    return cluster.once(first_calls, ("firewall",), lambda: _first_calls(cluster))
+
+
+def _first_calls(cluster: Cluster) -> tuple[Sequence[PeerCall], Sorted]:
+    calls = read_calls(cluster.facts("firewall", "matrix"), cluster.backend)
+    return calls, sort_calls(calls)
 
 
 def filtered_ways(
