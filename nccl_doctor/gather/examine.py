@@ -62,7 +62,11 @@ def examine_alone(run: Run) -> Facts:
         return min(asked if check.seeks_master else min(asked, most), run.left())
 
     begun = time.monotonic()
-    jobs = [probe.job_of(check, context, begun + limit(check), grace_s=GRACE_S) for check in checks]
+    limits = {check: limit(check) for check in checks}
+    jobs = [
+        probe.job_of(check, context, begun + limit_s, GRACE_S, spare_s=max(0.0, most - limit_s))
+        for check, limit_s in limits.items()
+    ]
     run.progress.say(f"examining this host ({len(checks)} checks)", Phase.THIS_HOST)
     seeking = {check.name for check in checks if check.seeks_master}
     address = f"{run.launch.master_addr}:{run.launch.master_port}"

@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections import deque
@@ -22,6 +21,8 @@ from typing import Any, NoReturn
 
 from nccl_doctor.model.check import Skip, Untested
 from nccl_doctor.model.cluster import MAX_BREADCRUMBS, Outcome, OutcomeStatus
+from nccl_doctor.observe.line import Line, NoLine, sendable
+from nccl_doctor.toolkit import cpu_wait
 from nccl_doctor.toolkit.forks import (
     Standstill,
     close_others,
@@ -35,7 +36,7 @@ from nccl_doctor.toolkit.forks import (
     signal_name,
 )
 from nccl_doctor.toolkit.leaving import leave
-from nccl_doctor.toolkit.masking import is_plain, masked, masked_data
+from nccl_doctor.toolkit.masking import masked
 
 MAX_MESSAGE_BYTES = 8 << 20
 """Largest size of facts; a check with more has a fault."""
@@ -45,11 +46,13 @@ _BEFORE_BYTES = 2000
 """Bytes of a log before those that are kept: the word that names a secret may stand there."""
 FILES = 4
 """Open files of the parent for each child; later children inherit them."""
+LEAST_WAIT_S = 0.2
+"""Least wait for a processor for which a deadline is put off."""
 _MUTE = ("T", "t", "Z", "")
 """State letters of processes that react to no signal."""
 _GO_ON, _LEAVE = b"+", b"-"
 
-Work = Callable[["Line"], Mapping[str, Any]]
+Work = Callable[[Line], Mapping[str, Any]]
 """Function that runs in the child: gets the line to the parent, returns the facts."""
 
 
@@ -60,7 +63,8 @@ class ProbeJob:
     `deadline` is a `time.monotonic()` second. `name` becomes the child's process name. `heard` is
     given each breadcrumb as it comes. All with the same name in `shared` may run in one child. One
     that is `unaided` is done in this process where no child can be started. The child keeps the
-    open `files` of this process.
+    open `files` of this process. The time in which it waited for a processor it gets in addition,
+    up to `spare_s`.
     """
 
     name: str
@@ -70,13 +74,17 @@ class ProbeJob:
     shared: str = ""
     unaided: bool = False
     files: tuple[int, ...] = ()
+    spare_s: float = 0.0
 
 
 @dataclass
 class Messages:
-    """Messages of the child about its current job; `since` is when the job began."""
+    """Messages of the child about its current job; `since` is when the job began, and `waited_s`
+    how long the child had waited for a processor by then.
+    """
 
     since: float
+    waited_s: float = 0.0
     log_from: int = 0
     received: int = 0
     breadcrumbs: deque[dict[str, Any]] = field(
@@ -132,6 +140,22 @@ class Child:
         """Seconds that it has been at it."""
         return time.monotonic() - self._messages.since
 
+    def put_off(self) -> bool:
+        """Put the deadline of its job off by as long as the child waited for a processor meanwhile,
+        where that is worth it. Returns: whether it was.
+        """
+        waited_s = self._waited_s()
+        more_s = min(waited_s - self._messages.waited_s, self.job.spare_s)
+        if more_s < LEAST_WAIT_S:
+            return False
+        self._messages.waited_s = waited_s
+        self.job.spare_s -= more_s
+        self.job.deadline = time.monotonic() + more_s
+        return True
+
+    def _waited_s(self) -> float:
+        return cpu_wait.waited_s(self._pid) or 0.0
+
     def is_stopped(self) -> bool:
         """Look at it. Returns: whether a signal has stopped it for too long."""
         self._look()
@@ -172,7 +196,8 @@ class Child:
         """Send it on to its next job. Returns: how the last one ended."""
         outcome = self._outcome(late=False, status=None)
         self.jobs.popleft()
-        self._messages = Messages(time.monotonic(), log_from=os.fstat(self._log).st_size)
+        size = os.fstat(self._log).st_size
+        self._messages = Messages(time.monotonic(), self._waited_s(), log_from=size)
         self._say(_GO_ON)
         return outcome
 
@@ -308,72 +333,13 @@ def _result(work: Work, line: Line) -> dict[str, Any]:
         return {"raised": masked(traceback.format_exc(limit=-8))[-LOG_TAIL_BYTES:]}
 
 
-class Line:
-    """The child's end of the pipe; whole messages, from any thread. No secret leaves the child."""
-
-    def __init__(self, pipe: int) -> None:
-        self._pipe = pipe
-        self._started = time.monotonic()
-        self._lock = threading.Lock()
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """One message: `{"facts"}`, `{"crumb"}`, …"""
-        data = memoryview(_encoded(message) + b"\n")
-        with self._lock:
-            while data:
-                data = data[os.write(self._pipe, data) :]
-
-    def breadcrumb(self, step: str, **details: Any) -> None:
-        """Say what comes next, before it may block."""
-        at_s = round(time.monotonic() - self._started, 4)
-        self.send({"crumb": {"step": step, "at_s": at_s, **details}})
-
-    def witness(self, name: str, value: Any) -> None:
-        """Say something of this child's own state; the last value of a name holds."""
-        self.send({"witness": {name: json.loads(json.dumps(value, default=str))}})
-
-    def so_far(self, facts: Mapping[str, Any]) -> None:
-        """Say what is known; the last one is the answer of a child that gives no other in time."""
-        self.send({"so_far": facts})
-
-
-class _NoLine(Line):
-    """Line of work that is done in the process of the parent, where no message is read."""
-
-    def __init__(self) -> None:
-        super().__init__(-1)
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send nothing."""
-
-
 def outcome_without_child(job: ProbeJob, why: str) -> Outcome:
     """Outcome of a job for which no child can be started: of one that is `unaided`, done here."""
     untested = Outcome(OutcomeStatus.UNTESTED, reason=why)
     if not job.unaided:
         return untested
-    result = _sendable(_result(job.work, _NoLine()))
+    result = sendable(_result(job.work, NoLine()))
     return Outcome(OutcomeStatus.OK, facts=result["facts"]) if "facts" in result else untested
-
-
-_SHORT = 400
-"""Characters of a message that cannot be nested too deep."""
-
-
-def _encoded(message: Mapping[str, Any]) -> bytes:
-    # There may be a thousand breadcrumbs, and none of them has anything to mask.
-    with contextlib.suppress(TypeError, ValueError, RecursionError):
-        text = json.dumps(message)
-        if len(text) <= _SHORT and is_plain(text):
-            return text.encode()
-    return json.dumps(_sendable(message)).encode()
-
-
-def _sendable(message: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return dict(masked_data(json.loads(json.dumps(message))))
-    except (TypeError, ValueError, RecursionError) as error:
-        return {"raised": f"the facts are not JSON: {masked(str(error))}"}
 
 
 def _tail(fd: int, start: int) -> str:

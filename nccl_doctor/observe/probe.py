@@ -30,10 +30,10 @@ from nccl_doctor.observe.child import (
     FILES,
     MAX_MESSAGE_BYTES,
     Child,
-    Line,
     ProbeJob,
     outcome_without_child,
 )
+from nccl_doctor.observe.line import Line
 from nccl_doctor.toolkit.forks import REAP_WAIT_S
 from nccl_doctor.toolkit.host import open_descriptors
 from nccl_doctor.toolkit.shortage import Shortage, shortage_of
@@ -62,7 +62,8 @@ def run(
     """Run every job in a child, as many at once as there is room for, and wait for all.
 
     Args:
-        jobs: what to run; returns by the latest of their deadlines, and 1.5 s to collect.
+        jobs: what to run; returns by the latest of their deadlines, with what they may spare for
+            want of a processor, and 1.5 s to collect.
         tick: called several times a second while waiting.
         wait_for_stopped: wait to its deadline for a job that a signal has stopped, not only
             `STOPPED_S`.
@@ -89,8 +90,16 @@ def patience(check: Check, context: Context) -> float:
         return check.deadline_s
 
 
-def job_of(check: Check, context: Context, deadline: float, grace_s: float = 0.0) -> ProbeJob:
-    """The job of one `observe`, which is killed `grace_s` after its own deadline."""
+def job_of(
+    check: Check,
+    context: Context,
+    deadline: float,
+    grace_s: float = 0.0,
+    spare_s: float = 0.0,
+) -> ProbeJob:
+    """The job of one `observe`, which is killed `grace_s` after its own deadline, and up to
+    `spare_s` later if it lacked a processor.
+    """
 
     def work(line: Line) -> Mapping[str, Any]:
         inside = replace(
@@ -108,7 +117,13 @@ def job_of(check: Check, context: Context, deadline: float, grace_s: float = 0.0
         shared = "answered" if check.instant_when_answered else ""
     files = () if context.shelf is None else context.shelf.files
     return ProbeJob(
-        check.name, work, deadline + grace_s, shared=shared, unaided=check.unaided, files=files
+        check.name,
+        work,
+        deadline + grace_s,
+        shared=shared,
+        unaided=check.unaided,
+        files=files,
+        spare_s=spare_s,
     )
 
 
@@ -189,6 +204,7 @@ class _Crew:
             self._to_come += [[job] for job in child.relieve()]
         now = time.monotonic()
         late = [child for child in self._children if now >= child.job.deadline]
+        late = [child for child in late if not child.put_off()]
         if not self._wait_for_stopped:
             late += [child for child in slow if child not in late and child.is_stopped()]
         if not late:

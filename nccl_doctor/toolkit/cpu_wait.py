@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 _THREAD = Path("/proc/thread-self")
-_THREADS = Path("/proc/self/task")
 
 _STARVED_SHARE = 0.1
 _PREEMPTIONS_PER_S = 100
 
 
-class CpuWatch:
-    """Watches the calling thread, or all of this process, from its creation on.
+def waited_s(pid: int | None = None) -> float | None:
+    """Seconds that the threads of a process, of this one without `pid`, were ready and did not run;
+    None where the kernel does not count that, or the process is gone.
 
-    The time spent waiting for a CPU is the second number of /proc/PID/schedstat, nanoseconds (see
-    Documentation/scheduler/sched-stats.rst in the kernel); None where the kernel does not count it.
+    It is the second number of /proc/PID/schedstat, in nanoseconds (Documentation/scheduler/
+    sched-stats.rst in the kernel).
     """
+    return _waited_s(Path("/proc", "self" if pid is None else str(pid), "task").glob("*"))
+
+
+def _waited_s(threads: Iterable[Path]) -> float | None:
+    try:
+        return sum(int((each / "schedstat").read_text().split()[1]) for each in threads) / 1e9
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+class CpuWatch:
+    """Watches the calling thread, or all of this process, from its creation on."""
 
     def __init__(self, *, process: bool = False) -> None:
         self._process = process
@@ -41,11 +53,7 @@ class CpuWatch:
         }
 
     def _read(self) -> tuple[float, float, float | None, int]:
-        threads = list(_THREADS.glob("*")) if self._process else [_THREAD]
-        try:
-            waited = sum(int((t / "schedstat").read_text().split()[1]) for t in threads) / 1e9
-        except (OSError, IndexError, ValueError):
-            waited = None
+        waited = waited_s() if self._process else _waited_s([_THREAD])
         who = resource.RUSAGE_SELF if self._process else resource.RUSAGE_THREAD
         spent = time.process_time() if self._process else time.thread_time()
         return time.monotonic(), spent, waited, resource.getrusage(who).ru_nivcsw

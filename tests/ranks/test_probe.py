@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -146,6 +147,50 @@ def test_hang_is_stopped_at_the_deadline_and_says_where_it_was() -> None:
     assert "in stuck_here" in outcome.stack
     assert main_stack(outcome.stack).splitlines()[-1].startswith("stuck_here (")  # no frame of ours
     assert "the last thing it said" in outcome.log_tail
+
+
+@pytest.fixture
+def crowded() -> Iterator[int]:
+    """A processor that four other processes keep busy."""
+    processor = max(os.sched_getaffinity(0))
+    spin = f"import os; os.sched_setaffinity(0, [{processor}])\nprint(flush=True)\nwhile True: pass"
+    others = [
+        subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE) for _ in range(4)
+    ]
+    for each in others:
+        assert each.stdout is not None
+        each.stdout.readline()
+    yield processor
+    for each in others:
+        each.kill()
+        each.wait()
+        assert each.stdout is not None
+        each.stdout.close()
+
+
+@pytest.mark.parametrize("spare_s", [0.0, 60.0])
+def test_one_that_lacked_a_processor_gets_that_time_in_addition(
+    crowded: int, spare_s: float
+) -> None:
+    def work(line: Any) -> dict[str, Any]:
+        os.sched_setaffinity(0, [crowded])
+        line.breadcrumb("count")
+        while time.process_time() < DEADLINE_S / 2:  # at a fifth of the speed
+            pass
+        return {"done": True}
+
+    job = probe.ProbeJob("test", work, time.monotonic() + DEADLINE_S, spare_s=spare_s)
+    (outcome,) = run_all(job)
+    assert outcome.status is (OutcomeStatus.OK if spare_s else OutcomeStatus.HUNG), outcome
+    assert job.spare_s <= spare_s
+
+
+def test_one_that_sleeps_gets_no_more_time(crowded: int) -> None:
+    started = time.monotonic()
+    job = probe.ProbeJob("test", lambda line: time.sleep(99), started + DEADLINE_S, spare_s=60.0)
+    (outcome,) = run_all(job)
+    assert outcome.status is OutcomeStatus.HUNG
+    assert time.monotonic() - started < DEADLINE_S + SLACK_S
 
 
 def test_stopped_child_is_seen_as_stopped() -> None:
