@@ -47,13 +47,15 @@ _PAUSES_S = (0.03, 0.1)
 """Longest pause in a short wait, and in any: each look costs the store's host some work."""
 _PART_OF_WAIT = 0.03
 CROWD = 128
-"""Participants from which on each lets the store wait for its next message."""
+"""Participants from which on each is asked less often whether it is to wait on."""
 _CAN_WAIT = "libuvBackend"
 """What every torch has whose store can be waited for, and be used after such a wait has ended."""
 _SILENT_LEVELS = ("ERROR", "FATAL", "2", "3")
 """Values of TORCH_CPP_LOG_LEVEL with which torch says nothing of a wait that ends."""
+_ASK_S = 0.25
+"""Longest wait of the store until it is asked whether to wait on."""
 _WAITS_S = (2.0, 8.0)
-"""Shortest and longest time for which the store is to wait, before it is asked again."""
+"""The same of a crowd, shortest and longest, and where nobody asks."""
 _PORTS_S = 0.5
 """Time after which a connection that does not come about may lack a port of this host."""
 _LOOKS_A_SECOND = 5000
@@ -250,9 +252,9 @@ class ControlStore:
         """Wait until all messages have come, or for `timeout_s`, or until `leave`; returns the keys
         of those that have.
 
-        The longer it takes, the more rarely it asks; one of a crowd lets the store wait for the
-        message, if it can, and so hears of it at once. `tick` is called several times a second, and
-        `leave` is asked as often, or else after each wait of the store.
+        It lets the store wait, if it can, and so hears of a message at once; else the longer it
+        takes, the more rarely it asks. `tick` is called several times a second, and `leave` is
+        asked as often; by one of a crowd after each wait of the store.
         """
         wanted = list(keys)
         names = [self.prefix + key for key in wanted]
@@ -270,7 +272,8 @@ class ControlStore:
 
         while True:
             rest_s = until - time.monotonic()
-            if lets_wait and left and rest_s > 0 and self._wait_there(left[0], rest_s, tick):
+            most_s = rest_s if leave is None or self.crowd >= CROWD else min(rest_s, _ASK_S)
+            if lets_wait and left and rest_s > 0 and self._wait_there(left[0], most_s, tick):
                 left.pop(0)
             if not left or self._worker.call(have_come, OPERATION_S):
                 return set(wanted)
@@ -286,11 +289,11 @@ class ControlStore:
                 pause = next_pause(pause, time.monotonic() - began, self.crowd)
 
     def _lets_wait(self) -> bool:
-        """Whether the store itself is to wait for messages. Few participants ask again and again:
-        that needs no wait that ends, of which torch may warn.
+        """Whether the store itself is to wait for messages: who waits there hears of one at once.
+        Not where torch warns of each wait that ends: there it is asked again and again.
         """
         level = os.environ.get("TORCH_CPP_LOG_LEVEL", "")
-        return self.crowd >= CROWD and level in _SILENT_LEVELS and hasattr(self._store, _CAN_WAIT)
+        return level in _SILENT_LEVELS and hasattr(self._store, _CAN_WAIT)
 
     def _wait_there(self, names: list[str], most_s: float, tick: Callable[[], None]) -> bool:
         """Let the store wait for these names, for a time. Returns: whether they came; if not,

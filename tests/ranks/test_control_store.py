@@ -410,9 +410,10 @@ def test_a_port_that_the_job_could_not_have_is_taken_for_one_host_too() -> None:
     assert served.error.errno == errno.EADDRINUSE
 
 
-def test_one_of_a_crowd_hears_at_once_and_asks_hardly_ever(door: tuple[int, int]) -> None:
+@pytest.mark.parametrize("crowd", [4, 16_384])
+def test_who_waits_hears_at_once_and_asks_hardly_ever(door: tuple[int, int], crowd: int) -> None:
     ours, theirs = connect(door[0]), connect(door[0])
-    theirs.crowd = 16_384
+    theirs.crowd = crowd
     ticks: list[float] = []
     posts = threading.Timer(0.5, lambda: ours.put("letter", "here"))
     posts.start()
@@ -429,7 +430,7 @@ import torch.distributed  # before the store is waited for
 from tests.ranks.test_control_store import StoreTimeout, connect
 
 box = connect(int(sys.argv[1]))
-box.crowd = 1024
+box.crowd = int(sys.argv[2])
 try:
     box.get("nothing", 0.3)
     sys.exit("it came")
@@ -445,18 +446,29 @@ assert asked == [True]
 """
 
 
-def test_one_of_a_crowd_waits_no_longer_than_it_may(door: tuple[int, int]) -> None:
+@pytest.mark.parametrize("crowd", [4, 1024])
+def test_nobody_waits_longer_than_it_may(door: tuple[int, int], crowd: int) -> None:
     # torch reads its log level once in a process, so this one is new.
-    command = [sys.executable, "-c", _PATIENT, str(door[0])]
+    command = [sys.executable, "-c", _PATIENT, str(door[0]), str(crowd)]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_one_of_a_crowd_notices_that_the_store_is_gone(door: tuple[int, int]) -> None:
+def test_few_are_asked_several_times_a_second_whether_to_wait_on(door: tuple[int, int]) -> None:
+    asked: list[float] = []
+    began = time.monotonic()
+    connect(door[0]).wait(
+        ["nothing"], 20.0, leave=lambda: asked.append(time.monotonic()) or len(asked) == 4
+    )
+    assert time.monotonic() - began < 3.0
+
+
+@pytest.mark.parametrize("crowd", [4, 1024])
+def test_who_waits_notices_that_the_store_is_gone(door: tuple[int, int], crowd: int) -> None:
     box = connect(door[0])
-    box.crowd = 1024
+    box.crowd = crowd
     threading.Timer(0.3, lambda: os.kill(door[1], signal.SIGKILL)).start()
     began = time.monotonic()
     with pytest.raises(StoreLost):

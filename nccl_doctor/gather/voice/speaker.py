@@ -127,7 +127,7 @@ class Speaker:
         box = ControlStore(
             *self._store, timeout_s=CONNECT_S, prefix=prefix_of(self._run), seal=seal
         )
-        box.crowd = CROWD  # it lets the store wait, and so hears of a message at once
+        box.crowd = CROWD  # one of many that ask
         return box
 
     # -- the ranks ------------------------------------------------------------------------------
