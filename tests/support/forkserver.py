@@ -101,6 +101,7 @@ def _start(door: socket.socket) -> None:
             **os.environ,
             "RES_OPTIONS": "timeout:1 attempts:1",
             "CUDA_VISIBLE_DEVICES": "",
+            "TORCH_CPP_LOG_LEVEL": "FATAL",  # as the program sets it, before torch is imported
         },
         cwd=Path(__file__).parents[2],
     )

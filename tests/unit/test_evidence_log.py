@@ -214,7 +214,7 @@ def test_the_cluster_says_how_long_the_hosts_were_waited_for() -> None:
 
 
 def test_what_was_found_once_stays_known_until_there_are_more_facts_of_what_it_read() -> None:
-    log = called((0, 1), (1, 1))
+    log, options = called((0, 1), (1, 1)), Options()
     found: list[int] = []
 
     def look() -> list[int]:
@@ -222,7 +222,7 @@ def test_what_was_found_once_stays_known_until_there_are_more_facts_of_what_it_r
             found.append(len(found))
             return found[-1]
 
-        cluster = log.cluster(Options(), "gloo", steps=False)
+        cluster = log.cluster(options, "gloo", steps=False)
         return [cluster.once(key, (key, "both"), find) for key in ("firewall", "loss")]
 
     outcome = Outcome(OutcomeStatus.OK)
