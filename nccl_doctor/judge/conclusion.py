@@ -62,6 +62,7 @@ def conclude(
     results = check_results(cluster, checks, findings, skipped=skipped, broken=broken)
     results = sorted([*results, *others], key=lambda result: (result.layer.order, result.name))
     heard = run.alone or (cluster.complete and len(cluster.present) >= cluster.world_size)
+    cluster.forget()  # a report of ten thousand ranks is soon written, which takes memory as well
     verdict = _verdict(findings, results, strict=strict, complete=heard)
     roots = root_causes(findings)
     return Report(

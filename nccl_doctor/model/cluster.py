@@ -247,6 +247,10 @@ class Cluster:
         found: T = self._found[key][1]
         return found
 
+    def forget(self) -> None:
+        """Drop the results of rules, once all is judged."""
+        self._found.clear()
+
     @cached_property
     def _found(self) -> dict[Hashable, tuple[tuple[str, ...], Any]]:
         return {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from nccl_doctor.model.cluster import Cluster, Rank
@@ -38,7 +37,7 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PeerCall:
     """The calls of one host to one address of another.
 
@@ -62,20 +61,16 @@ class PeerCall:
     fixed: tuple[str, ...] = ()
     carries: int = 0
     mtu: int = 0
+    outcome: str = field(init=False, compare=False)
+    """The result, or `untested`: none, or a failure that was not confirmed."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "outcome", _outcome_of(self.attempts))
 
     @property
     def pair(self) -> Pair:
         """Seats of both ends."""
         return self.caller, self.listener
-
-    @cached_property
-    def outcome(self) -> str:
-        """The result, or `untested`: none, or a failure that was not confirmed."""
-        if not self.attempts:
-            return "untested"
-        last = str(self.attempts[-1]["outcome"])
-        sure = last in ("ok", "own-address") or len(self.attempts) >= _TWICE
-        return last if sure else "untested"
 
     @property
     def words(self) -> str:
@@ -128,6 +123,14 @@ class PeerCall:
             "source": self.source,
             "attempts": [dict(attempt) for attempt in self.attempts],
         }
+
+
+def _outcome_of(attempts: Sequence[Mapping[str, Any]]) -> str:
+    if not attempts:
+        return "untested"
+    last = str(attempts[-1]["outcome"])
+    sure = last in ("ok", "own-address") or len(attempts) >= _TWICE
+    return last if sure else "untested"
 
 
 def read_calls(reports: Iterable[tuple[Rank, Mapping[str, Any]]], backend: str) -> list[PeerCall]:
