@@ -64,7 +64,7 @@ class ProbeJob:
     given each breadcrumb as it comes. All with the same name in `shared` may run in one child. One
     that is `unaided` is done in this process where no child can be started. The child keeps the
     open `files` of this process. The time in which it waited for a processor it gets in addition,
-    up to `spare_s`.
+    up to `spare_s`; so does one that begins late, if it `asked_s` for more than is left.
     """
 
     name: str
@@ -75,16 +75,28 @@ class ProbeJob:
     unaided: bool = False
     files: tuple[int, ...] = ()
     spare_s: float = 0.0
+    asked_s: float = 0.0
+
+    def begin(self) -> None:
+        """Put the deadline off, where the job begins so late that it lacks time."""
+        self.put_off(time.monotonic() + self.asked_s - self.deadline)
+
+    def put_off(self, more_s: float) -> None:
+        """Put the deadline off by this, or by what there is to spare."""
+        more_s = max(0.0, min(more_s, self.spare_s))
+        self.deadline += more_s
+        self.spare_s -= more_s
 
 
 @dataclass
 class Messages:
-    """Messages of the child about its current job; `since` is when the job began, and `waited_s`
-    how long the child had waited for a processor by then.
+    """Messages of the child about its current job; `since` is when the job began, `waited_s` how
+    long the child had waited for a processor by then, and `given_s` what it got for such waits.
     """
 
     since: float
     waited_s: float = 0.0
+    given_s: float = 0.0
     log_from: int = 0
     received: int = 0
     breadcrumbs: deque[dict[str, Any]] = field(
@@ -112,6 +124,7 @@ class Child:
         self._was_in_kernel = False
         self._buffer = bytearray()
         self._messages = Messages(time.monotonic())
+        self.job.begin()
         with contextlib.ExitStack() as opened:  # closed again where the next cannot be had
             self.pipe, write_end = _kept(opened, *os.pipe())
             go_read, self._go = _kept(opened, *os.pipe())
@@ -140,17 +153,20 @@ class Child:
         """Seconds that it has been at it."""
         return time.monotonic() - self._messages.since
 
+    @property
+    def lacked_s(self) -> float:
+        """Seconds of its job in which it waited for a processor."""
+        return max(0.0, self._waited_s() - self._messages.waited_s)
+
     def put_off(self) -> bool:
-        """Put the deadline of its job off by as long as the child waited for a processor meanwhile,
-        where that is worth it. Returns: whether it was.
+        """Put the deadline of its job off by as long as it waited for a processor since it was last
+        asked, where that is worth it. Returns: whether it was.
         """
-        waited_s = self._waited_s()
-        more_s = min(waited_s - self._messages.waited_s, self.job.spare_s)
+        more_s = min(self.lacked_s - self._messages.given_s, self.job.spare_s)
         if more_s < LEAST_WAIT_S:
             return False
-        self._messages.waited_s = waited_s
-        self.job.spare_s -= more_s
-        self.job.deadline = time.monotonic() + more_s
+        self._messages.given_s += more_s
+        self.job.put_off(time.monotonic() + more_s - self.job.deadline)
         return True
 
     def _waited_s(self) -> float:
@@ -198,6 +214,7 @@ class Child:
         self.jobs.popleft()
         size = os.fstat(self._log).st_size
         self._messages = Messages(time.monotonic(), self._waited_s(), log_from=size)
+        self.job.begin()
         self._say(_GO_ON)
         return outcome
 
@@ -316,6 +333,7 @@ def _serve(child: Child, write_end: int, go: int, parent: int) -> NoReturn:
             if not child.jobs or os.read(go, 1) != _GO_ON:
                 break
             rename(child.job.name)
+            child.job.begin()
         code = 0
     finally:
         leave(code, deadline, orderly=orderly)

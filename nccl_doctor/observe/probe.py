@@ -107,7 +107,7 @@ def job_of(
             breadcrumb=line.breadcrumb,
             witness=line.witness,
             so_far=line.so_far,
-            deadline=deadline,
+            deadline=job.deadline - grace_s,
         )
         return check.observe(inside)
 
@@ -116,7 +116,7 @@ def job_of(
     else:
         shared = "answered" if check.instant_when_answered else ""
     files = () if context.shelf is None else context.shelf.files
-    return ProbeJob(
+    job = ProbeJob(
         check.name,
         work,
         deadline + grace_s,
@@ -124,7 +124,9 @@ def job_of(
         unaided=check.unaided,
         files=files,
         spare_s=spare_s,
+        asked_s=max(0.0, deadline + grace_s - time.monotonic()) if spare_s else 0.0,
     )
+    return job
 
 
 class _Crew:
@@ -164,11 +166,14 @@ class _Crew:
         while self._to_come and len(self._children) < self._room:
             jobs = self._to_come.popleft()
             now = time.monotonic()
+            in_time = [job for job in jobs if now < job.deadline + job.spare_s]
             for job in jobs:
-                if now >= job.deadline:
-                    words = f"not started in time: at most {self._room} child processes run at once"
+                if job not in in_time:
+                    words = "the processors of this host are busy"
+                    if self._room < AT_ONCE:
+                        words = f"at most {self._room} child processes run at once"
+                    words = f"not started in time: {words}"
                     self._outcomes[id(job)] = Outcome(OutcomeStatus.UNTESTED, reason=words)
-            in_time = [job for job in jobs if now < job.deadline]
             if not in_time:
                 continue
             try:
@@ -200,6 +205,7 @@ class _Crew:
     def stop_late(self) -> None:
         """End what has missed its deadline, and let nothing wait behind what is slow."""
         slow = [child for child in self._children if child.busy_s > PATIENCE_S]
+        slow = [child for child in slow if child.busy_s - child.lacked_s > PATIENCE_S]
         for child in slow:
             self._to_come += [[job] for job in child.relieve()]
         now = time.monotonic()

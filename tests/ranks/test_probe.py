@@ -185,6 +185,22 @@ def test_one_that_lacked_a_processor_gets_that_time_in_addition(
     assert job.spare_s <= spare_s
 
 
+@pytest.mark.parametrize("spare_s", [0.0, 60.0])
+def test_one_that_begins_late_gets_the_time_that_it_asked_for(spare_s: float) -> None:
+    def work(line: Any) -> dict[str, Any]:
+        time.sleep(0.7 * DEADLINE_S)
+        return {}
+
+    until = time.monotonic() + DEADLINE_S
+    jobs = [
+        probe.ProbeJob(name, work, until, shared="both", spare_s=spare_s, asked_s=DEADLINE_S)
+        for name in ("first", "next")
+    ]
+    first, later = run_all(*jobs)
+    assert first.status is OutcomeStatus.OK
+    assert later.status is (OutcomeStatus.OK if spare_s else OutcomeStatus.HUNG), later
+
+
 def test_one_that_sleeps_gets_no_more_time(crowded: int) -> None:
     started = time.monotonic()
     job = probe.ProbeJob("test", lambda line: time.sleep(99), started + DEADLINE_S, spare_s=60.0)
