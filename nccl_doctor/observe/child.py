@@ -160,8 +160,12 @@ class Child:
 
     def put_off(self) -> bool:
         """Put the deadline of its job off by as long as it waited for a processor since it was last
-        asked, where that is worth it. Returns: whether it was.
+        asked, where that is worth it, and it does not wait for anything else now. Returns: whether
+        it was.
         """
+        self._look()
+        if self._state != "R":
+            return False
         more_s = min(self.lacked_s - self._messages.given_s, self.job.spare_s)
         if more_s < LEAST_WAIT_S:
             return False
