@@ -101,12 +101,12 @@ def _start(door: socket.socket) -> None:
             **os.environ,
             "RES_OPTIONS": "timeout:1 attempts:1",
             "CUDA_VISIBLE_DEVICES": "",
-            "TORCH_CPP_LOG_LEVEL": "FATAL",  # as the program sets it, before torch is imported
         },
         cwd=Path(__file__).parents[2],
     )
 
 
+_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _READ_EARLY = ("PYTHON", "LD_", "OMP_", "TORCH_", "COVERAGE_", "LC_", "LANG")
 _MADE_UP = ("_X", "_AUTH_TOKEN")
 """Ends of names that only tests give."""
@@ -190,7 +190,13 @@ class Forked:
 
 
 def _serve() -> None:
+    given = os.environ.get(_LOG_LEVEL)
+    os.environ[_LOG_LEVEL] = "FATAL"  # as the program sets it before this import, which reads it
     import torch.distributed  # noqa: F401
+
+    del os.environ[_LOG_LEVEL]  # whose environment differs from this one gets a fresh Python
+    if given is not None:
+        os.environ[_LOG_LEVEL] = given
 
     _import_all()
     assert threading.active_count() == 1
