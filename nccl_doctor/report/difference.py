@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from nccl_doctor.judge.history.difference import Difference, Turn
 from nccl_doctor.judge.history.usual import SHARE, Change, amount, percent
 from nccl_doctor.model.findings import Where
+from nccl_doctor.report.lines import MIN_WIDTH, to_ascii
 from nccl_doctor.report.places import Places
 from nccl_doctor.report.tables import Table, lay_out
-from nccl_doctor.report.text import MIN_WIDTH, to_ascii
 from nccl_doctor.toolkit.terminal import safe
 
 _MARKS = {"new": "✗", "gone": "✓", "changed": "·"}

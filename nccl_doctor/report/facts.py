@@ -9,8 +9,8 @@ from typing import Any
 from nccl_doctor.model.cluster import ALONE, Facts, OutcomeStatus
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.report import Report
+from nccl_doctor.report.lines import MIN_WIDTH, to_ascii
 from nccl_doctor.report.tables import cell_text, is_table
-from nccl_doctor.report.text import MIN_WIDTH, to_ascii
 from nccl_doctor.toolkit.terminal import safe
 
 _MOST = 8

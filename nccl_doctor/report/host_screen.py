@@ -15,8 +15,8 @@ from nccl_doctor.model.cluster import Rank
 from nccl_doctor.model.findings import Figure, Layer, Scope
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.facts import Row, cut, launch_rows, text_of
+from nccl_doctor.report.lines import MIN_WIDTH, to_ascii
 from nccl_doctor.report.sections import Checks
-from nccl_doctor.report.text import MIN_WIDTH, to_ascii
 
 _ORDER = (
     (Layer.DEVICE,),  # versions and GPUs

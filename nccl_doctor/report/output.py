@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import ParticipantResult, Report
-from nccl_doctor.report import host_screen
-from nccl_doctor.report.facts import render as render_facts
 from nccl_doctor.report.formats import renderer
-from nccl_doctor.report.github import ROOM, commands, inert_as, summary
+from nccl_doctor.report.github import ROOM, commands, summary
+from nccl_doctor.report.printing import Printer, put
 from nccl_doctor.report.profiles import tell, unable
 from nccl_doctor.report.sections import Checks, no_checks
-from nccl_doctor.report.text import render as render_text
 from nccl_doctor.toolkit.errands import send
 from nccl_doctor.toolkit.files import append, write_whole
-from nccl_doctor.toolkit.terminal import complain, in_github, safe, wants_color
+from nccl_doctor.toolkit.terminal import complain, safe
 
 if TYPE_CHECKING:
     from nccl_doctor.model.launch import Launch
 
-_PIPE_WIDTH = 100
-_MOST_WIDTH = 120
-_WIDEST = 10_000
-_STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+_STDOUT = {"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}
 
 
 def save(
@@ -41,7 +36,7 @@ def save(
     """
     rendered = renderer(form, checks, expand=expand)(report)
     if path == "-":
-        _put(sys.stdout, rendered, form)
+        put(sys.stdout, rendered, form)
         return
     try:
         write_whole(path, rendered)
@@ -101,63 +96,6 @@ def covered(
     return Covered(redacted, tuple(said))
 
 
-def print_report(
-    report: Report, options: Options, stream: TextIO, checks: Checks = no_checks
-) -> None:
-    """Print the report for people; width, colour and marks as the stream can take them.
-
-    Under the report of a host that was examined by itself (`env`) stands what it is, and with
-    `verbose` all its facts.
-    """
-    width = _width_of(stream)
-    encoding = (stream.encoding or "ascii").lower().replace("-", "")
-    plain = not encoding.startswith("utf")
-    text = render_text(
-        report,
-        width=width,
-        color=wants_color(stream),
-        verbose=options.verbosity,
-        quiet=options.quiet,
-        ascii=plain,
-        checks=checks,
-    )
-    if report.run.alone and not options.quiet:
-        text += "\n" + (
-            render_facts(report, width=width, ascii=plain)
-            if options.verbosity
-            else host_screen.render(report, checks, width=width, ascii=plain)
-        )
-    _put(stream, text, "text")
-
-
-def _width_of(stream: TextIO) -> int:
-    """Columns of the text: COLUMNS, else those of the terminal, but no more than can be read."""
-    asked = os.environ.get("COLUMNS", "")
-    if asked.isascii() and asked.isdecimal() and 0 < int(asked) < _WIDEST:
-        return int(asked)
-    try:
-        columns = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
-    except (OSError, ValueError):  # a stream that is no file
-        columns = 0
-    return min(columns, _MOST_WIDTH) if columns else _PIPE_WIDTH
-
-
-def say(
-    report: Report, options: Options, stream: TextIO, code: int, checks: Checks = no_checks
-) -> int:
-    """Print the report for people, or the one line that the system of the exit profile reads.
-
-    Returns: the exit code, which is `code` as that system writes it.
-    """
-    answer = tell(report, options.exit_profile, code)
-    if answer is None:
-        print_report(report, options, stream, checks)
-        return code
-    if answer.line:
-        _put(stream, f"{answer.line}\n", "text")
-    return answer.code
-
-
 def code_of(report: Report, options: Options, code: int) -> int:
     """An exit code of ours, as the system of the exit profile writes it."""
     answer = tell(report, options.exit_profile, code)
@@ -197,7 +135,7 @@ def leave_unable(reason: str, options: Options) -> int:
     if answer is None:
         return 3
     if answer.line:
-        _put(sys.stdout, f"{answer.line}\n", "text")
+        put(sys.stdout, f"{answer.line}\n", "text")
     return answer.code
 
 
@@ -214,8 +152,8 @@ def give(
 ) -> int:
     """Write a report where it was asked for, and print it unless stdout is taken.
 
-    What cannot be written costs one line on stderr and exit code 3, and nothing else: the verdict
-    is printed in any case.
+    What cannot be written costs one line on stderr and exit code 3, and nothing else. The verdict
+    is printed first: files of thousands of ranks take seconds, and a disk may not answer.
 
     Args:
         report: what to give, redacted here where `options` say so.
@@ -238,9 +176,12 @@ def give(
     report = seen.report
     for words in filter(None, (seen.problem, *seen.said)):
         complain(words)
+    stream = sys.stderr if aside else None if _take_stdout(outputs) else sys.stdout
+    printer = Printer(options, stream, checks)
+    unprinted = _tried(report, lambda: printer.begin(report))
     problems: dict[str, str] = {}
     for form in sorted(outputs, key=lambda form: form == "json"):  # which says how the others went
-        left = _as_left(report, code, lost=bool(seen.problem or problems))
+        left = _as_left(report, code, lost=bool(seen.problem or unprinted or problems))
         if problem := _saved(left, form, outputs[form], checks, expand=options.expand):
             problems[form] = problem
     for form, path in outputs.items():
@@ -250,22 +191,40 @@ def give(
                 if path == "-"
                 else f"the report was not saved: {path}: {problems[form]}"
             )
-    lost = bool(seen.problem or problems)
+    lost = bool(seen.problem or unprinted or problems)
     report, code = _as_left(report, code, lost=lost), max(code, 3) if lost else code
-    try:
-        if aside or "-" not in outputs.values():
-            made = say(report, options, sys.stderr if aside else sys.stdout, code, checks)
-        else:
-            made = code_of(report, options, code)
-        annotate(report, options, outputs, aside=aside)
-    except Exception as error:  # a stream that is closed, or a text that cannot be made
-        why = error.strerror if isinstance(error, OSError) else None
-        complain(_unprinted(report, why or str(error) or repr(error)))
-        made = code_of(report, options, max(code, 3))
+    if unprinted:
+        return code_of(report, options, code)
+    if _tried(report, lambda: _end(printer, report, options, outputs, code, aside=aside)):
+        code = max(code, 3)
         if "json" in outputs and "json" not in problems and _is_plain_file(outputs["json"]):
             left = _as_left(report, code, lost=True)
             _saved(left, "json", outputs["json"], checks, expand=options.expand)
-    return made
+    return code_of(report, options, code)
+
+
+def _end(
+    printer: Printer,
+    report: Report,
+    options: Options,
+    outputs: Mapping[str, str],
+    code: int,
+    *,
+    aside: bool,
+) -> None:
+    printer.end(report, code)
+    annotate(report, options, outputs, aside=aside)
+
+
+def _tried(report: Report, print_it: Callable[[], None]) -> bool:
+    """Print something. Returns: whether that failed, which stderr then says."""
+    try:
+        print_it()
+    except Exception as error:  # a stream that is closed, or a text that cannot be made
+        why = error.strerror if isinstance(error, OSError) else None
+        complain(_unprinted(report, why or str(error) or repr(error)))
+        return True
+    return False
 
 
 def _as_left(report: Report, code: int, *, lost: bool) -> Report:
@@ -306,8 +265,8 @@ def annotate(
     """
     if not options.github:
         return
-    taken = aside or "-" in outputs.values() or options.exit_profile != "native"
-    _put(sys.stderr if taken else sys.stdout, commands(report))
+    taken = aside or _take_stdout(outputs) or options.exit_profile != "native"
+    put(sys.stderr if taken else sys.stdout, commands(report))
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path:
         return
@@ -315,6 +274,11 @@ def annotate(
         append(Path(path), lambda size: _summarised(report, size))
     except OSError as error:
         complain(f"the step summary was not written: {path}: {error.strerror or error}")
+
+
+def _take_stdout(outputs: Mapping[str, str]) -> bool:
+    """Whether one of the files is stdout."""
+    return not {"-", *_STDOUT}.isdisjoint(outputs.values())
 
 
 def _summarised(report: Report, size: int) -> str:
@@ -347,12 +311,3 @@ def _beside(outputs: Mapping[str, str], launch: Launch) -> dict[str, str]:
     target = Path(path)
     aside = target.with_name(f"{target.stem}.{node}{target.suffix or '.json'}")
     return {**mine, "json": str(aside)}
-
-
-def _put(stream: TextIO, text: str, form: str = "") -> None:
-    """Write a text whole, whatever the stream can encode; of a form, unless it is for a runner."""
-    if form and in_github():
-        text = inert_as(form, text)
-    encoding = stream.encoding or "ascii"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    stream.flush()

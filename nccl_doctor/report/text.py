@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from nccl_doctor.model.cluster import Host, Rank
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status, Where, numbered
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.card import card, values
+from nccl_doctor.report.lines import MIN_WIDTH, Page, to_ascii
 from nccl_doctor.report.links import LEGEND
 from nccl_doctor.report.links import lay_out as lay_out_links
 from nccl_doctor.report.places import (
@@ -25,31 +25,11 @@ from nccl_doctor.report.steps import Block, Steps
 from nccl_doctor.toolkit.terminal import safe
 
 _MARKS = {"pass": "✓", "fail": "✗", "warn": "!", "unknown": "?", "blocked": "·", "skipped": "·"}
-_COLORS = {"pass": "32", "fail": "31", "warn": "33", "unknown": "35"}
-_ASCII = str.maketrans(
-    {
-        "✓": "+",
-        "✗": "x",
-        "·": "-",
-        "–": "-",
-        "—": "-",
-        "→": "->",
-        "↔": "<->",
-        "≥": ">=",
-        "≤": "<=",
-        "…": "...",
-        "−": "-",
-        "±": "+/-",
-        "µ": "u",
-    }
-)
 _LONGEST = 600
 """Characters of one message."""
 _MOST_VALUES = 60
 _MOST_TABLES = 3
 """Tables of one fact, of hosts that differ."""
-MIN_WIDTH = 40
-"""Columns that every renderer for people takes for granted."""
 
 
 def render(
@@ -62,7 +42,21 @@ def render(
     ascii: bool = False,
     checks: Checks = no_checks,
 ) -> str:
-    """The report as text that ends in a newline.
+    """The whole report as text that ends in a newline; for the arguments see `Text`."""
+    text = Text(
+        report,
+        width=width,
+        color=color,
+        verbose=verbose,
+        quiet=quiet,
+        ascii=ascii,
+        checks=checks,
+    )
+    return text.found() + text.end(report)
+
+
+class Text:
+    """The report as text, in two parts: `end` tells what is known after all files are written.
 
     Args:
         report: what to render; nothing in it is trusted to be free of terminal escapes.
@@ -74,85 +68,71 @@ def render(
         ascii: write nothing but ASCII.
         checks: asked what they measured.
     """
-    page = _Page(max(width, MIN_WIDTH), color)
-    places, steps = Places(report, ranges=True), Steps(report)
-    page.line(f"nccl-doctor: {report.verdict.upper()}: {report.summary}", report.verdict, bold=True)
-    for group in by_kind(report.root_causes):
-        _root_cause(page, places, steps, group, quiet)
-    if not quiet:
-        _links(page, report, checks)
-        _explained(page, places, report)
-        _warnings(page, places, steps, report)
-        _not_tested(page, report)
-        if report.verdict in ("pass", "warn") and not report.run.alone:
-            _card(page, report, checks)
-        if verbose:
-            _infos(page, places, report)
-            _values(page, report, checks)
-            _facts(page, report)
-        if verbose > 1:
-            _table(page, report)
-        page.gap()
-        page.line(counts(report))
-        _baseline(page, report)
-        codes = dict.fromkeys(finding.code for finding in report.root_causes)
-        if codes:
-            page.line(f"Next: nccl-doctor explain {next(iter(codes))}")
-        elif report.verdict == "unknown" and verbose < 2:
-            page.line("Next: run again with -vv to see every check")
-    return to_ascii(page.text()) if ascii else page.text()
 
-
-def to_ascii(text: str) -> str:
-    """The marks of a renderer in their ASCII form, and every other character as an escape."""
-    return text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
-
-
-class _Page:
-    """Lines of the output, wrapped and coloured. Values are made safe before colour is added."""
-
-    def __init__(self, width: int, color: bool) -> None:
-        self._width = width
-        self._color = color
-        self._lines: list[str] = []
-
-    def line(
-        self, text: str, tone: str = "", *, bold: bool = False, first: str = "", rest: str = ""
+    def __init__(
+        self,
+        report: Report,
+        *,
+        width: int = 100,
+        color: bool = False,
+        verbose: int = 0,
+        quiet: bool = False,
+        ascii: bool = False,
+        checks: Checks = no_checks,
     ) -> None:
-        lines = textwrap.wrap(
-            safe(text),
-            self._width,
-            initial_indent=first,
-            subsequent_indent=rest or " " * len(first),
-            break_long_words=False,
-            break_on_hyphens=False,
+        self._report = report
+        self._width = max(width, MIN_WIDTH)
+        self._color = color
+        self._verbose = verbose
+        self._quiet = quiet
+        self._ascii = ascii
+        self._checks = checks
+
+    def found(self) -> str:
+        """Verdict, causes, and what was measured: all that does not change any more."""
+        report, checks = self._report, self._checks
+        page = Page(self._width, self._color)
+        places, steps = Places(report, ranges=True), Steps(report)
+        page.line(
+            f"nccl-doctor: {report.verdict.upper()}: {report.summary}", report.verdict, bold=True
         )
-        codes = [code for code in ("1" if bold else "", _COLORS.get(tone, "")) if code]
-        if self._color and codes:
-            lines = [f"\033[{';'.join(codes)}m{line}\033[0m" for line in lines]
-        self._lines += lines
+        for group in by_kind(report.root_causes):
+            _root_cause(page, places, steps, group, self._quiet)
+        if not self._quiet:
+            _links(page, report, checks)
+            _explained(page, places, report)
+            _warnings(page, places, steps, report)
+            _not_tested(page, report)
+            if report.verdict in ("pass", "warn") and not report.run.alone:
+                _card(page, report, checks)
+            if self._verbose:
+                _infos(page, places, report)
+                _values(page, report, checks)
+                _facts(page, report)
+            if self._verbose > 1:
+                _table(page, report)
+            page.gap()
+        return self._shown(page)
 
-    def raw(self, lines: Iterable[str]) -> None:
-        self._lines += lines
+    def end(self, report: Report) -> str:
+        """Numbers, the exit code of `report`, which is the same but for that, and the next step."""
+        page = Page(self._width, self._color)
+        if not self._quiet:
+            page.line(counts(report))
+            _baseline(page, report)
+            codes = dict.fromkeys(finding.code for finding in report.root_causes)
+            if codes:
+                page.line(f"Next: nccl-doctor explain {next(iter(codes))}")
+            elif report.verdict == "unknown" and self._verbose < 2:
+                page.line("Next: run again with -vv to see every check")
+        return self._shown(page)
 
-    def gap(self) -> None:
-        if self._lines and self._lines[-1]:
-            self._lines.append("")
-
-    def heading(self, text: str) -> None:
-        self.gap()
-        self.line(text, bold=True)
-
-    def text(self) -> str:
-        return "\n".join(self._lines) + "\n"
-
-    @property
-    def width(self) -> int:
-        return self._width
+    def _shown(self, page: Page) -> str:
+        return to_ascii(page.text()) if self._ascii else page.text()
 
 
 def _root_cause(
-    page: _Page, places: Places, steps: Steps, group: Sequence[Finding], quiet: bool
+    page: Page, places: Places, steps: Steps, group: Sequence[Finding], quiet: bool
 ) -> None:
     kind, tone = group[0].kind, group[0].level.value
     mark = _MARKS[tone]
@@ -171,11 +151,11 @@ def _root_cause(
         _fix(page, block, "  fix   ")
 
 
-def _entry(page: _Page, name: str, text: str) -> None:
+def _entry(page: Page, name: str, text: str) -> None:
     page.line(text, first=f"  {name:<6}", rest=" " * 8)
 
 
-def _fix(page: _Page, block: Block, first: str) -> None:
+def _fix(page: Page, block: Block, first: str) -> None:
     """Write prose as a paragraph, and commands as they are: one on a line, never wrapped."""
     page.line(block.prose, first=first, rest=" " * len(first))
     page.raw((" " * len(first) if i else first) + line for i, line in enumerate(block.lines))
@@ -192,12 +172,12 @@ def _doubt(finding: Finding) -> str:
     return "" if finding.confidence.value == "certain" else f" ({finding.confidence.value})"
 
 
-def _short(page: _Page, places: Places, mark: str, finding: Finding, text: str) -> None:
+def _short(page: Page, places: Places, mark: str, finding: Finding, text: str) -> None:
     where = places.say(finding.where)
     page.line(f"{finding.code}{f' ({where})' if where else ''}: {text}", first=f"  {mark} ")
 
 
-def _links(page: _Page, report: Report, checks: Checks) -> None:
+def _links(page: Page, report: Report, checks: Checks) -> None:
     lines = lay_out_links(report, page.width, safe, checks)
     if lines:
         page.heading("Links between hosts")
@@ -205,7 +185,7 @@ def _links(page: _Page, report: Report, checks: Checks) -> None:
         page.raw(lines)
 
 
-def _explained(page: _Page, places: Places, report: Report) -> None:
+def _explained(page: Page, places: Places, report: Report) -> None:
     explained = [f for f in report.findings if f.explained_by and f.level is not Severity.INFO]
     if explained:
         page.heading("Explained by the above, gone when it is fixed")
@@ -215,7 +195,7 @@ def _explained(page: _Page, places: Places, report: Report) -> None:
         _short(page, places, "·", whole, f"explained by {causes}")
 
 
-def _warnings(page: _Page, places: Places, steps: Steps, report: Report) -> None:
+def _warnings(page: Page, places: Places, steps: Steps, report: Report) -> None:
     roots = {(finding.code, finding.level) for finding in report.root_causes}
     warnings = [
         finding
@@ -235,7 +215,7 @@ def _warnings(page: _Page, places: Places, steps: Steps, report: Report) -> None
             page.line(f"and {len(group) - MOST_PLACES} more {group[0].code}", first="  ! ")
 
 
-def _card(page: _Page, report: Report, checks: Checks) -> None:
+def _card(page: Page, report: Report, checks: Checks) -> None:
     page.gap()
     lines = card(report, checks)
     width = max((len(area) for area, _ in lines), default=0)
@@ -243,7 +223,7 @@ def _card(page: _Page, report: Report, checks: Checks) -> None:
         page.line(words, first=f"  {area:<{width}}  ")
 
 
-def _values(page: _Page, report: Report, checks: Checks) -> None:
+def _values(page: Page, report: Report, checks: Checks) -> None:
     found = values(report, checks)
     if found:
         page.heading("Values")
@@ -253,7 +233,7 @@ def _values(page: _Page, report: Report, checks: Checks) -> None:
         page.line(f"and {len(found) - _MOST_VALUES} more (all of them in --json)", first="  ")
 
 
-def _not_tested(page: _Page, report: Report) -> None:
+def _not_tested(page: Page, report: Report) -> None:
     gaps = report.gaps()
     absent = _absent(report)
     if gaps or absent:
@@ -313,7 +293,7 @@ def _codes_of_absent(report: Report) -> set[str]:
     return {finding.code for finding in report.findings} - elsewhere
 
 
-def _infos(page: _Page, places: Places, report: Report) -> None:
+def _infos(page: Page, places: Places, report: Report) -> None:
     infos = [finding for finding in report.findings if finding.level is Severity.INFO]
     if infos:
         page.heading("Worth knowing")
@@ -321,7 +301,7 @@ def _infos(page: _Page, places: Places, report: Report) -> None:
         _short(page, places, "·", finding, finding.message)
 
 
-def _facts(page: _Page, report: Report) -> None:
+def _facts(page: Page, report: Report) -> None:
     from nccl_doctor.report.tables import Table, lay_out, tables_of
 
     by_title: dict[str, list[Table]] = defaultdict(list)
@@ -336,7 +316,7 @@ def _facts(page: _Page, report: Report) -> None:
             page.line(f"and {more} other tables of {title} (all of them in --json)")
 
 
-def _table(page: _Page, report: Report) -> None:
+def _table(page: Page, report: Report) -> None:
     if not report.checks:
         return
     from tabulate import tabulate
@@ -393,7 +373,7 @@ def counts(report: Report) -> str:
     return " · ".join([*parts, f"exit code {report.exit_code}"])
 
 
-def _baseline(page: _Page, report: Report) -> None:
+def _baseline(page: Page, report: Report) -> None:
     """Write the number of earlier runs of the comparison, and why other files were not used."""
     text = (report.run.baseline or {}).get("text")
     if isinstance(text, str):

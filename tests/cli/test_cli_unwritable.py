@@ -4,6 +4,7 @@ subcommand of `report`, every format, `env` and `run`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -272,6 +273,52 @@ def test_stdout_that_is_closed_is_taken_by_no_file(there):
     assert (there / "code").read_text() == "1\n"
     assert (there / "err").read_text() == ""
     assert json.loads((there / "kept").read_text())["exit_code"] == 1
+
+
+def test_the_verdict_is_printed_before_the_files_are_written(there):
+    os.mkfifo(there / "slow")
+    with started(there, subprocess.PIPE, "--json", "slow") as process:
+        assert process.stdout.readline().startswith(f"nccl-doctor: {SUMMARY}")
+        assert json.loads((there / "slow").read_text())["exit_code"] == 1
+        assert "· exit code 1\n" in process.stdout.read()
+    assert process.returncode == 1
+
+
+def test_a_reader_that_does_not_read_costs_no_file(there):
+    """As a terminal that is stopped."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(writing, bytes(1 << 12)):
+            pass
+    os.set_blocking(writing, True)
+    with started(there, writing, "--json", "kept") as process:
+        os.close(writing)
+        while not (there / "kept").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        with open(reading, encoding="utf-8") as stream:
+            text = stream.read().lstrip("\0")
+    assert text.startswith(f"nccl-doctor: {SUMMARY}")
+    assert text.count("exit code 1\n") == 1
+    assert process.returncode == 1
+
+
+def test_stdout_by_its_other_name_is_taken_by_the_file(there):
+    done = program("report", "judge", "GOOD", "--json", "/dev/stdout", cwd=there)
+    assert json.loads(done.stdout)["verdict"] == "fail"
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def started(folder: Path, stdout: int, *arguments: str) -> subprocess.Popen[str]:
+    """The program, which judges the good report once more."""
+    return subprocess.Popen(
+        [quick_python_path(), "-m", "nccl_doctor", "report", "judge", "GOOD", *arguments],
+        cwd=folder,
+        env=CLEAN,
+        stdout=stdout,
+        text=True,
+    )
 
 
 def test_a_descriptor_of_our_own(there):

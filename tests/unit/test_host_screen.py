@@ -9,7 +9,7 @@ import pytest
 from nccl_doctor.api import Figure, Layer, Scope, Where
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report import host_screen
-from nccl_doctor.report.text import MIN_WIDTH
+from nccl_doctor.report.lines import MIN_WIDTH
 from tests.support.clusters import change_rank, make_cluster
 from tests.support.reports import RUN, made_check, through_json
 

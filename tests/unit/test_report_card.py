@@ -15,7 +15,8 @@ from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report
-from nccl_doctor.report import card, output, text
+from nccl_doctor.report import card, text
+from nccl_doctor.report.printing import Printer
 from nccl_doctor.toolkit.terminal import wants_color
 from tests.support.clusters import make_cluster
 from tests.support.reports import RUN, kind, made_check
@@ -179,6 +180,6 @@ def test_the_width_is_that_of_columns(columns: str, widest: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", columns)
         stream = Terminal()
-        output.print_report(report, Options(), stream)
+        Printer(Options(), stream).begin(report)
     out = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()
     assert widest - 6 <= max(map(len, out)) <= widest
