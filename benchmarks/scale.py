@@ -65,8 +65,17 @@ class Row:
 
     @property
     def seconds(self) -> float:
-        """Seconds to the written report, without the time limits that ran out."""
-        return float(self.head["verdict_s"] - self.head["waited_s"])
+        """Seconds to the verdict on stdout, without the time limits that ran out."""
+        return self._until(VERDICT)
+
+    @property
+    def written(self) -> float:
+        """Seconds to the whole report as JSON, without them."""
+        return self._until(LEAVING)
+
+    def _until(self, step: str) -> float:
+        began = next(at for at, _, what in self.head["steps"] if what == step)
+        return float(began - self.head["waited_s"])
 
     @property
     def received(self) -> int:
@@ -117,6 +126,7 @@ class Row:
             _TITLES[self.plan.case],
             "wrong: " + "; ".join(self.wrong) if self.wrong else "right",
             f"{self.seconds:.1f}",
+            f"{self.written:.1f}",
             f"{head['cpu_s']:.1f}",
             f"{head.get('store_cpu_s', 0.0):.1f}",
             f"{head['peak'] / 2**20:,.0f}",
@@ -127,7 +137,9 @@ class Row:
 
 PARTS = ("sign-in", "rounds", "judging", "writing", "leaving")
 """Parts of a run on rank 0, in their order."""
-_BEGINS = {"judging": "judging", "writing the report": "writing"}
+VERDICT, LEAVING = "writing the report", "leaving"
+"""Steps that begin once the verdict is printed, and once the report is written."""
+_BEGINS = {"judging": "judging", VERDICT: "writing", LEAVING: "leaving"}
 
 
 def parts_of(head: dict[str, Any]) -> dict[str, tuple[float, float]]:
@@ -139,16 +151,12 @@ def parts_of(head: dict[str, Any]) -> dict[str, tuple[float, float]]:
         part = _BEGINS.get(what, "rounds" if _ROUND.match(what) else part)
         wall, used = found[part]
         found[part] = (wall + until - at, used + cpu_until - cpu)
-    wall, used = found["writing"]
-    left = head["left_s"] - head["verdict_s"]
-    left_cpu = head["left_cpu_s"] - head["verdict_cpu_s"]
-    found["writing"], found["leaving"] = (wall - left, used - left_cpu), (left, left_cpu)
     return found
 
 
 HEAD = (
-    *("ranks", "hosts", "what is wrong", "verdict", "seconds to verdict", "CPU s of rank 0"),
-    *("CPU s of the store", "peak MiB of rank 0", "MB received", "MB sent"),
+    *("ranks", "hosts", "what is wrong", "verdict", "s to the verdict", "s to the report"),
+    *("CPU s of rank 0", "CPU s of the store", "peak MiB of rank 0", "MB received", "MB sent"),
 )
 
 
@@ -340,14 +348,16 @@ a host that never comes or no longer answers. All of it shares {cores} processor
 seconds hold what thousands of hosts would do at the same time; the processor time of rank 0 and of
 its store stands beside them.
 
-The bars: 1,024 ranks within 10 s, 16,384 within 60 s and 1 GiB; no more than N log N; each fault
-named with its place, and nothing else.
+The bars: a verdict on 1,024 ranks within 10 s, on 16,384 within 60 s and 1 GiB; no more than
+N log N; each fault named with its place, and nothing else.
 
 ## Results
 
 {table}
 
-*MB received* and *MB sent* are those of the store's host, from and to all others.
+*s to the verdict* are until stdout says what is wrong, and where; *s to the report*, until the JSON
+file is written, too. *MB received* and *MB sent* are those of the store's host, from and to all
+others.
 
 {bars}
 
@@ -356,7 +366,8 @@ named with its place, and nothing else.
 {parts}
 
 *Sign-in* is from its end of looking at its own host to the list of all seats; *rounds* are orders,
-reading the letters of all, and planning and judging between them.
+reading the letters of all, and planning and judging between them; *judging* is until the verdict is
+printed.
 
 From 128 ranks on, the ranks of a host speak with one voice, in a star over one store: a process on
 the host signs in for them, and posts their answers of a round as one letter. The ranks of rank 0's

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -20,9 +22,8 @@ from nccl_doctor.model.cluster import AFTER_LOSS, ALONE, Facts, OutcomeStatus
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import ParticipantResult, Report
-from nccl_doctor.registry import load
-from nccl_doctor.report.output import save
-from nccl_doctor.report.text import render
+from nccl_doctor.registry import installed, load
+from nccl_doctor.report.output import leave
 from nccl_doctor.toolkit.frames import with_room_for_frames
 from nccl_doctor.toolkit.garbage import collected_rarely
 from tests.lab.crowd import PORT, Plan
@@ -79,6 +80,19 @@ def recorded(check: Check, facts: Facts, answers: Answers) -> Check:
     return made()  # type: ignore[no-any-return]
 
 
+class Printed(io.TextIOWrapper):
+    """Standard output, which notes when the verdict is there: the rest is writing."""
+
+    def __init__(self, path: str, notes: Notes) -> None:
+        super().__init__(io.BufferedWriter(io.FileIO(path, "w")), encoding="utf-8")
+        self._notes = notes
+
+    def flush(self) -> None:
+        """Write what is there."""
+        super().flush()
+        self._notes.say("writing the report")
+
+
 def waited_s(report: Report, plan: Plan) -> float:
     """Seconds in which rank 0 waited for who did not come or answer: its time limits, no work."""
     waits = set()
@@ -115,10 +129,10 @@ def main() -> None:
     def write(said: ParticipantResult) -> int:
         report = said.report
         assert report is not None
-        notes.say("writing the report")
-        save(report, "json", f"{out}.report")
-        Path(f"{out}.txt").write_text(render(report, width=100))
-        result["verdict_s"], result["verdict_cpu_s"] = time.monotonic() - began, time.process_time()
+        with Printed(f"{out}.txt", notes) as stream, contextlib.redirect_stdout(stream):
+            options = replace(run.options, outputs={"json": f"{out}.report"})
+            leave(said, record.launch(0), options, installed)
+        notes.say("leaving")
         result["verdict"] = report.verdict
         result["summary"] = report.summary
         result["roots"] = [
