@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nccl_doctor.api import Level
-from nccl_doctor.toolkit.groups.exercise import PATTERN, Exercise
+from nccl_doctor.toolkit.groups.exercise import Exercise, pattern
 
 SIZES = {Level.STANDARD: (512, 131_072), Level.FULL: (512, 131_072, 2_097_152)}
 """Elements of int64 that a rank sends or receives in one step: 4 KiB, 1 MiB, 16 MiB."""
@@ -52,10 +52,10 @@ class Exchange(Exercise):
         import torch.distributed as dist
 
         part = self._part(count)
-        pattern, got = _pattern(part), self._empty(part * self._size)
-        own = (pattern * (self._rank + 1)).to(self._device)
+        marks, got = pattern(part), self._empty(part * self._size)
+        own = (marks * (self._rank + 1)).to(self._device)
         if self._does("all_gather", got, lambda: dist.all_gather_into_tensor(got, own)):
-            expected = torch.outer(torch.arange(1, self._size + 1), pattern).flatten()
+            expected = torch.outer(torch.arange(1, self._size + 1), marks).flatten()
             self._check("all_gather", got, expected, giver=lambda at: at // part)
 
     def _reduce_scatter(self, count: int) -> None:
@@ -64,9 +64,9 @@ class Exchange(Exercise):
         import torch.distributed as dist
 
         part = self._part(count)
-        whole = torch.arange(part * self._size)
-        values = (whole % PATTERN + 1) * (whole % self._size + 1)
-        given = torch.where(whole % self._size == self._rank, values, 0).to(self._device)
+        giver = torch.arange(self._size).repeat(part)
+        values = pattern(part * self._size) * (giver + 1)
+        given = torch.where(giver == self._rank, values, 0).to(self._device)
         got, start = self._empty(part), self._rank * part
         if self._does("reduce_scatter", given, lambda: dist.reduce_scatter_tensor(got, given)):
             expected = values[start : start + part]
@@ -78,11 +78,11 @@ class Exchange(Exercise):
         import torch.distributed as dist
 
         part = self._part(count)
-        pattern, others = _pattern(part), torch.arange(self._size)
-        given = torch.outer(others + self._rank * self._size + 1, pattern).flatten()
+        marks, others = pattern(part), torch.arange(self._size)
+        given = torch.outer(others + self._rank * self._size + 1, marks).flatten()
         given, got = given.to(self._device), self._empty(part * self._size)
         if self._does("all_to_all", given, lambda: dist.all_to_all_single(got, given)):
-            expected = torch.outer(others * self._size + self._rank + 1, pattern).flatten()
+            expected = torch.outer(others * self._size + self._rank + 1, marks).flatten()
             self._check("all_to_all", got, expected, giver=lambda at: at // part)
 
     def _ring(self, step: str, distance: int, count: int) -> None:
@@ -90,8 +90,8 @@ class Exchange(Exercise):
         import torch.distributed as dist
 
         to, source = ((self._rank + d) % self._size for d in (distance, -distance))
-        pattern, got = _pattern(count), self._empty(count)
-        own = (pattern * (self._rank + 1)).to(self._device)
+        marks, got = pattern(count), self._empty(count)
+        own = (marks * (self._rank + 1)).to(self._device)
 
         def call() -> None:
             ops = [dist.P2POp(dist.isend, own, to), dist.P2POp(dist.irecv, got, source)]
@@ -99,9 +99,7 @@ class Exchange(Exercise):
                 work.wait()
 
         if self._does(step, own, call):
-            self._check(
-                step, got, pattern * (source + 1), giver=lambda _: source, distance=distance
-            )
+            self._check(step, got, marks * (source + 1), giver=lambda _: source, distance=distance)
 
     def _does(self, step: str, buffer: Any, call: Callable[[], Any]) -> bool:
         """Announce a step and run it; False where this backend lacks it."""
@@ -137,9 +135,3 @@ class Exchange(Exercise):
         import torch
 
         return torch.zeros(count, dtype=torch.int64, device=self._device)
-
-
-def _pattern(count: int) -> Any:
-    import torch
-
-    return torch.arange(count) % PATTERN + 1

@@ -93,13 +93,13 @@ class Exercise:
 
         self.reduce(name, group, rank, size)
         for count in elements:
-            pattern = torch.arange(count) % PATTERN + 1
-            data = (pattern * (rank + 1)).to(self._device)
+            marks = pattern(count)
+            data = (marks * (rank + 1)).to(self._device)
             self._announce("all_reduce", name, count)
             dist.all_reduce(data, group=group)
-            self._compare("all_reduce", name, data, pattern * (size * (size + 1) // 2))
+            self._compare("all_reduce", name, data, marks.mul_(size * (size + 1) // 2))
         for root in sorted({0, size - 1}):
-            expected = torch.arange(_BROADCAST_ELEMENTS) % PATTERN + root
+            expected = pattern(_BROADCAST_ELEMENTS) + root
             data = (expected if rank == root else torch.zeros_like(expected)).to(self._device)
             source = root if group is None else dist.get_global_rank(group, root)
             self._announce(f"broadcast from {root}", name, _BROADCAST_ELEMENTS)
@@ -142,10 +142,12 @@ class Exercise:
         """Record a wrong result. `giver`: index of an element → the rank that it comes from;
         `distance`: as of `WrongPart`, where every member gets other data.
         """
+        import torch
+
         got = got.cpu()
-        bad = (got != expected).nonzero().flatten().tolist()
-        if not bad:
+        if torch.equal(got, expected):
             return
+        bad = (got != expected).nonzero().flatten().tolist()
         first = bad[0]
         wrong: WrongResult = {
             "step": step,
@@ -157,3 +159,10 @@ class Exercise:
             part: WrongPart = {**wrong, "distance": distance}
             wrong = part
         self.wrong.append(wrong)
+
+
+def pattern(count: int) -> Any:
+    """The numbers from 1 to `PATTERN` over and over, `count` of them, as a tensor of int64."""
+    import torch
+
+    return torch.arange(1, PATTERN + 1).repeat(count // PATTERN + 1)[:count]

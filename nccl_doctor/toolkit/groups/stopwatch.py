@@ -15,11 +15,13 @@ from typing import Any
 from nccl_doctor.toolkit.cpu_wait import CpuWatch
 
 _LEAST, _MOST = 3, 50
-"""Timed repetitions of one size."""
+"""Timed repetitions of the largest size, and of any."""
 _BULK = 1 << 16
 """The time of fewer bytes is latency, and does not predict the time of a larger size."""
 _SMALLER = 0.25
-"""Share of the time of the largest size for each smaller one, by which nothing is compared."""
+"""Share of the time of the largest size for each smaller one, by which nothing is compared: one
+repetition does.
+"""
 _MATRIX = {"cpu": 384, "cuda": 4096}
 _MULTIPLICATIONS = 5
 
@@ -83,7 +85,7 @@ class Stopwatch:
             dist.all_reduce(said, op=dist.ReduceOp.MAX)
             once, left = max(int(said[0]) / 1e9, 1e-6), -int(said[1]) / 1e9
             budget_s = self._budget_s * (_SMALLER if larger else 1.0)
-            times = int(min(_MOST, max(_LEAST, budget_s / once)))
+            times = int(min(_MOST, max(1 if larger else _LEAST, budget_s / once)))
             times = min(times, max(0, int(left / 2 / once)))
             seconds += [self._time(partial(dist.all_reduce, data)) for _ in range(times)]
             found.append(
