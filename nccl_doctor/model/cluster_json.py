@@ -31,9 +31,9 @@ Known = dict[int, Any]
 """What was read already, by the identity of the object: as long as all of them are held."""
 
 
-def hosts_to_json(cluster: Cluster) -> list[Json]:
-    """`hosts` of the report."""
-    return [host_to_json(host) for host in cluster.hosts]
+def hosts_to_json(cluster: Cluster, to_json: Callable[[Facts], Any] = facts_to_json) -> list[Json]:
+    """`hosts` of the report, with what `to_json` makes of their facts."""
+    return [host_to_json(host, to_json) for host in cluster.hosts]
 
 
 def host_to_json(host: Host, to_json: Callable[[Facts], Any] = facts_to_json) -> Json:
@@ -51,9 +51,9 @@ def host_to_json(host: Host, to_json: Callable[[Facts], Any] = facts_to_json) ->
     }
 
 
-def ranks_to_json(cluster: Cluster) -> list[Json]:
-    """`ranks` of the report."""
-    return [rank_to_json(rank) for rank in cluster.ranks]
+def ranks_to_json(cluster: Cluster, to_json: Callable[[Facts], Any] = facts_to_json) -> list[Json]:
+    """`ranks` of the report, with what `to_json` makes of their facts."""
+    return [rank_to_json(rank, to_json) for rank in cluster.ranks]
 
 
 def rank_to_json(rank: Rank, to_json: Callable[[Facts], Any] = facts_to_json) -> Json:

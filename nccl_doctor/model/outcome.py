@@ -134,7 +134,7 @@ class Outcome:
         """
         witness, crumbs = data.get("witness"), data.get("breadcrumbs", ())
         if type(crumbs) is not Trail:
-            crumbs = tuple(crumb for crumb in crumbs if isinstance(crumb, Mapping))
+            crumbs = tuple([c for c in crumbs if type(c) is dict or isinstance(c, Mapping)])
         if data.keys() <= _USUAL:  # nearly all are so, and there are a million
             return cls(
                 OutcomeStatus(data["status"]),

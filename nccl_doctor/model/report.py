@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.cluster import Cluster, Facts, facts_to_json
 from nccl_doctor.model.cluster_json import cluster_from_json, hosts_to_json, ranks_to_json
 from nccl_doctor.model.findings import (
     CheckResult,
@@ -64,9 +64,9 @@ class Report:
                 found.setdefault((check.status, reason), []).append(check.name)
         return found
 
-    def to_json(self) -> Json:
-        """The report in full, as `schema.json` describes it."""
-        hosts, ranks = hosts_to_json(self.cluster), ranks_to_json(self.cluster)
+    def to_json(self, facts: Callable[[Facts], Any] = facts_to_json) -> Json:
+        """The report in full, as `schema.json` describes it, with what `facts` makes of facts."""
+        hosts, ranks = hosts_to_json(self.cluster, facts), ranks_to_json(self.cluster, facts)
         return {**self.head_to_json(), "hosts": hosts, "ranks": ranks}
 
     def head_to_json(self) -> Json:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from nccl_doctor import registry
-from nccl_doctor.api import Finding, Where
+from nccl_doctor.api import Finding, Outcome, OutcomeStatus, Where
 from nccl_doctor.judge.conclusion import conclude, judge_again
 from nccl_doctor.judge.history import difference
 from nccl_doctor.judge.merge_reports import merge_reports
@@ -137,6 +137,26 @@ def test_what_is_redacted_is_not_redacted_again():
     again, book = redact(REDACTED, b"another key")
     assert again is REDACTED
     assert book.to_json()["pseudonyms"] == {}
+
+
+def test_what_ranks_share_is_still_one_object_and_has_no_secret():
+    check, said = (
+        "a",
+        Outcome(OutcomeStatus.OK, facts={"HOSTNAME": "gandalf", "at": "/home/saruman/data"}),
+    )
+    own = replace(said, duration_s=1.0)
+    plain = conclude(make_cluster(("gandalf", "nd1")), [], run=RUN)
+    ranks = [
+        replace(rank, facts={check: {"one": own if rank.rank == 1 else said, "two": said}})
+        for rank in plain.cluster.ranks
+    ]
+    plain = replace(plain, cluster=replace(plain.cluster, ranks=tuple(ranks)))
+    redacted = redact(plain, KEY)[0].cluster.ranks
+    first = redacted[0].facts[check]["one"]
+    assert first.facts["HOSTNAME"] not in ("gandalf", "")
+    assert "saruman" not in first.facts["at"]
+    assert all(rank.facts[check]["two"] is redacted[0].facts[check]["two"] for rank in redacted)
+    assert redacted[1].facts[check]["one"] == replace(first, duration_s=1.0)
 
 
 def test_a_real_verdict_is_the_same_after_judging_again():

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 from typing import Any
 
+from nccl_doctor.model.cluster import Facts, Outcome
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.redaction.addresses import is_ip
 from nccl_doctor.report.redaction.book import Book
@@ -68,19 +69,47 @@ def redact(report: Report, key: bytes) -> tuple[Report, Book]:
     book = Book(key)
     if report.redacted:
         return report, book
-    plain = report.to_json()
-    data = _Writer(_known_in(plain, book)).report(plain)
+    facts = _Facts()
+    plain = report.to_json(facts.to_json)
+    data = _Writer(_known_in(plain, book, facts.shared), facts.shared).report(plain)
     data["run"]["redacted_with"] = book.fingerprint
     return Report.from_json({**data, "redacted": True}), book
 
 
 def known_of(report: Report, book: Book) -> Text:
     """Text replacer for any text that belongs to a report, such as a log of the same run."""
-    return _known_in(report.to_json(), book)
+    facts = _Facts()
+    return _known_in(report.to_json(facts.to_json), book, facts.shared)
 
 
-def _known_in(data: Mapping[str, Any], book: Book) -> Text:
-    text, texts = Text(book), _Texts()
+class _Facts:
+    """Facts as JSON, where what hosts and ranks share is one object, too: half of the outcomes of a
+    large job are equal.
+    """
+
+    def __init__(self) -> None:
+        self.shared: set[int] = set()
+        """Identities of the objects that stand at several places."""
+        self._made: dict[int, dict[str, Any]] = {}
+
+    def to_json(self, facts: Facts) -> dict[str, Any]:
+        """Facts of one host or rank."""
+        return {check: self._rounds(rounds) for check, rounds in facts.items()}
+
+    def _rounds(self, rounds: Mapping[str, Outcome]) -> dict[str, Any]:
+        return {name: self._outcome(outcome) for name, outcome in rounds.items()}
+
+    def _outcome(self, outcome: Outcome) -> dict[str, Any]:
+        made = self._made.get(id(outcome))
+        if made is None:
+            made = self._made[id(outcome)] = outcome.to_json()
+        else:
+            self.shared.add(id(made))
+        return made
+
+
+def _known_in(data: Mapping[str, Any], book: Book, shared: Set[int]) -> Text:
+    text, texts = Text(book), _Texts(shared)
     texts.gather("", data)
     for key, values in texts.found.items():
         for value in values:
@@ -91,26 +120,40 @@ def _known_in(data: Mapping[str, Any], book: Book) -> Text:
 class _Texts:
     """Every text, once, with those of the key that it stands behind: ranks say much the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Set[int]) -> None:
+        """`shared`: identities of tables that stand at several places."""
         self.found: dict[str, dict[str, None]] = defaultdict(dict)
         self._keys = lru_cache(maxsize=65536)(self._gathered_keys)
+        self._shared = shared
+        self._seen: set[tuple[str, int]] = set()
 
     def gather(self, key: str, value: Any) -> None:
         """Add the texts of a value. Keys of tables are texts too."""
-        if isinstance(value, str):
-            self.found[key][value] = None
-        elif type(value) is dict or isinstance(value, Mapping):
-            for behind, item in zip(self._keys(key, tuple(value)), value.values(), strict=True):
-                if type(item) is str:
-                    self.found[behind][item] = None
-                elif type(item) not in _PLAIN:
-                    self.gather(behind, item)
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            for item in value:
-                if type(item) is str:
-                    self.found[key][item] = None
-                elif type(item) not in _PLAIN:
-                    self.gather(key, item)
+        left = [(key, value)]
+        while left:  # a call for each of a million tables would take a third of the time
+            key, value = left.pop()
+            kind = type(value)
+            if kind is str:
+                self.found[key][value] = None
+            elif kind is dict or isinstance(value, Mapping):
+                if id(value) in self._shared:
+                    if (key, id(value)) in self._seen:
+                        continue
+                    self._seen.add((key, id(value)))
+                keys = self._keys(key, tuple(value))
+                for behind, item in zip(keys, value.values(), strict=True):
+                    if type(item) is str:
+                        self.found[behind][item] = None
+                    elif type(item) not in _PLAIN:
+                        left.append((behind, item))
+            elif isinstance(value, (list, tuple, set, frozenset)):
+                for item in value:
+                    if type(item) is str:
+                        self.found[key][item] = None
+                    elif type(item) not in _PLAIN:
+                        left.append((key, item))
+            elif isinstance(value, str):
+                self.found[key][value] = None
 
     def _gathered_keys(self, key: str, table: Sequence[Any]) -> list[str]:
         """The key behind which each value of a table stands."""
@@ -152,8 +195,13 @@ def _learn(text: Text, key: str, value: str) -> None:
 class _Writer:
     """Rewrites JSON data."""
 
-    def __init__(self, text: Text) -> None:
+    def __init__(self, text: Text, shared: Set[int]) -> None:
+        """`shared`: identities of tables that stand at several places: what is made of one is one
+        object again.
+        """
         self._text = text
+        self._shared = shared
+        self._made: dict[tuple[str, int], dict[str, Any]] = {}
         self._string = lru_cache(maxsize=65536)(self._made_string)
         self._keys = lru_cache(maxsize=65536)(self._made_keys)
 
@@ -166,32 +214,45 @@ class _Writer:
 
     def _any(self, key: str, value: Any, *, own: bool = False) -> Any:
         """`own`: a table of the report's own, whose keys are part of its format."""
-        if type(value) in _PLAIN:
+        kind = type(value)
+        if kind in _PLAIN:
             return value
-        if isinstance(value, str):
+        if kind is dict or isinstance(value, Mapping):
+            if own or key == "merged":
+                return self._table(key, value, own=own)
+            return self._free_table(key, value)
+        if kind is str or isinstance(value, str):
             return self._string(key, value)
-        if type(value) is list or isinstance(value, (list, tuple)):
+        if isinstance(value, (list, tuple)):
             return [
                 self._string(key, item) if type(item) is str else self._any(key, item, own=own)
                 for item in value
             ]
-        if type(value) is dict or isinstance(value, Mapping):
-            if own or key == "merged":
-                return self._table(key, value, own=own)
-            made = {}
-            pairs = zip(self._keys(key, tuple(value)), value.values(), strict=True)
-            for (name, behind), item in pairs:
-                kind = type(item)
-                if kind is str:
-                    made[name] = self._string(behind, item)
-                else:
-                    made[name] = item if kind in _PLAIN else self._any(behind, item)
-            return made
         if isinstance(value, (set, frozenset)):
             return sorted((self._any(key, item) for item in value), key=str)
         if isinstance(value, (int, float)):
             return value
         return self._string(key, str(value))
+
+    def _free_table(self, key: str, table: Mapping[str, Any]) -> dict[str, Any]:
+        is_shared = id(table) in self._shared
+        if is_shared and (key, id(table)) in self._made:
+            return self._made[key, id(table)]
+        made: dict[str, Any] = {}
+        pairs = zip(self._keys(key, tuple(table)), table.values(), strict=True)
+        for (name, behind), item in pairs:
+            kind = type(item)
+            if kind is str:
+                made[name] = self._string(behind, item)
+            elif kind in _PLAIN:
+                made[name] = item
+            elif kind is dict and behind != "merged":  # nearly all: there are half a million
+                made[name] = self._free_table(behind, item)
+            else:
+                made[name] = self._any(behind, item)
+        if is_shared:
+            self._made[key, id(table)] = made
+        return made
 
     def _made_keys(self, key: str, table: Sequence[Any]) -> list[tuple[str, str]]:
         """Each key of a table in its new form, and the key behind which its value stands."""
