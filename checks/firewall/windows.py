@@ -91,15 +91,9 @@ def where_other_ports_pass(cluster: Cluster, calls: Iterable[PeerCall]) -> str:
     """Advice where a call failed on one port and worked on another one of the same address, by
     check `advertised_addresses`: some ports are open. Empty if no call shows that.
     """
-    worked = {
-        (rank.seat, int(seat), entry["address"]): int(entry["port"])
-        for rank, facts in cluster.facts("advertised_addresses", "calls")
-        for seat, entries in facts["peers"].items()
-        for entry in entries
-        if entry["attempts"] and entry["attempts"][-1]["outcome"] == "ok"
-    }
+    reached = ports_reached(cluster)
     for call in calls:
-        port = worked.get((call.caller, call.listener, call.address))
+        port = reached.get((call.caller, call.listener, call.address))
         if port is not None:
             rank = next(rank for rank in cluster.ranks if rank.seat == call.listener)
             return (
@@ -108,6 +102,21 @@ def where_other_ports_pass(cluster: Cluster, calls: Iterable[PeerCall]) -> str:
                 f"({_ports_needed(cluster, rank)[1]})"
             )
     return ""
+
+
+def ports_reached(cluster: Cluster) -> Mapping[tuple[int, int, str], int]:
+    """Seat of the caller, seat of the listener and its address → port that was reached there."""
+    return cluster.once(ports_reached, ("advertised_addresses",), lambda: _ports_reached(cluster))
+
+
+def _ports_reached(cluster: Cluster) -> Mapping[tuple[int, int, str], int]:
+    return {
+        (rank.seat, int(seat), entry["address"]): int(entry["port"])
+        for rank, facts in cluster.facts("advertised_addresses", "calls")
+        for seat, entries in facts["peers"].items()
+        for entry in entries
+        if entry["attempts"] and entry["attempts"][-1]["outcome"] == "ok"
+    }
 
 
 def _ports_needed(cluster: Cluster, rank: Rank) -> tuple[int, str]:
