@@ -3,9 +3,10 @@
 What it checks
 --------------
 All-reduce, broadcast and barrier on the job's backend, with several message sizes and integer
-results that are checked exactly: over all ranks, over the ranks of each host, and over one rank per
-host. Every attempt of a group runs in its own processes, under its own deadline. Check `groups`
-tests several groups at once.
+results that are checked exactly: over all ranks; with NCCL, which takes other ways there, also over
+the ranks of each host and over one rank per host. (Gloo connects every pair of ranks in the group
+of all, and smaller groups take the same ways.) Every attempt of a group runs in its own processes,
+under its own deadline. Check `groups` tests several groups at once.
 Where the group of all ranks hangs or fails and no rank is seen to be the cause, smaller groups find
 it: first every host alone, then halves of the hosts side by side, down to the host that works with
 no other, to the two that do not work together, or to the rank. docs/isolation.md describes the
@@ -92,9 +93,9 @@ class Collectives(Check):
     needs = (Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.RANKS, Layer.DEVICE)
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """The rounds: with NCCL one rank of each host alone; the world; inside hosts and across
-        them, and again what hung without a visible reason. Where the world failed without a visible
-        cause: the rounds that isolate it.
+        """The rounds: the world, and again what hung without a visible reason; with NCCL before it
+        one rank of each host alone, and after it inside hosts and across them. Where the world
+        failed without a visible cause: the rounds that isolate it.
         """
         deadline_s = attempt_deadline(cluster)
         attempts = attempts_of(cluster, self.name)
@@ -108,15 +109,8 @@ class Collectives(Check):
             return rounds
         if is_isolated(cluster, attempts):
             return [*rounds, *rounds_of_isolation(cluster, attempts)]
-        by_host = [
-            tuple(rank.seat for rank in cluster.ranks_on(host)) for host in cluster.present_hosts
-        ]
-        # In order of rank, as torch sorts the members of every group that it builds.
-        firsts = tuple(sorted((seats[0] for seats in by_host), key=world.index))
-        inside = tuple(seats for seats in by_host if len(seats) > 1)
-        if len(by_host) > 1 and inside:
-            rounds.append(Round("each-host", inside, deadline_s))
-            rounds.append(Round("across-hosts", (firsts,), deadline_s))
+        if cluster.backend == "nccl":
+            rounds += _parts(cluster, world, deadline_s)
         rounds += rounds_again(attempts, deadline_s)
         return rounds
 
@@ -151,6 +145,19 @@ class Collectives(Check):
             attempts, findings = judge_isolation(cluster, attempts)
             yield from findings
         yield from judge_groups(attempts)
+
+
+def _parts(cluster: Cluster, world: tuple[int, ...], deadline_s: float) -> Iterator[Round]:
+    """Rounds of parts of the world, if hosts have several ranks: inside hosts, and across them."""
+    by_host = [
+        tuple(rank.seat for rank in cluster.ranks_on(host)) for host in cluster.present_hosts
+    ]
+    inside = tuple(seats for seats in by_host if len(seats) > 1)
+    if len(by_host) > 1 and inside:
+        yield Round("each-host", inside, deadline_s)
+        # In order of rank, as torch sorts the members of every group that it builds.
+        firsts = tuple(sorted((seats[0] for seats in by_host), key=world.index))
+        yield Round("across-hosts", (firsts,), deadline_s)
 
 
 def _is_exact(group: Attempt) -> bool:

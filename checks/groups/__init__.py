@@ -6,14 +6,16 @@ A default group over all ranks, then further groups by new_group on all ranks in
 ranks once more, every second rank, one rank per host), in these variants: `in-order`, each group
 used as soon as it is formed; `in-turn`, all formed and then used alternately; `at-once`, with one
 collective in flight on each. With NCCL each variant is also tried with a default group that is
-bound to a device (`-bound`: init_process_group with device_id). Gloo has no such variants: torch
+bound to a device (`-bound`: init_process_group with device_id); gloo has no such variants, as torch
 refuses a CPU as device_id. Where `--mesh` or `--groups` say that the job forms several groups, NCCL
 has one more variant, `beside-gloo`: further groups of gloo, used in turn with the default group, as
-checkpoints and data loading use them. Each variant runs in its own processes, under its own
-deadline, after the collectives of all ranks were good, and whatever the result of the variants
-before it. Integer results are checked exactly. What hangs without a visible reason is tried again
-(`-again`); if the reason is still unknown, torch compares what each rank is about to run
-(`-compared`).
+checkpoints and data loading use them. Gloo connects the members as it forms a group, and not at the
+first use. So with gloo one round, `every-use`, uses the same groups in all three ways, and the
+variants are held only where that round hangs or fails and no rank is seen to be the cause.
+Each round runs in its own processes, under its own deadline, after the collectives of all ranks
+were good, and each variant whatever the result of those before it. Integer results are checked
+exactly. What hangs without a visible reason is tried again (`-again`); if the reason is still
+unknown, torch compares what each rank is about to run (`-compared`).
 
 Why it matters
 --------------
@@ -47,6 +49,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from nccl_doctor.api import (
@@ -72,10 +75,12 @@ from nccl_doctor.toolkit.groups.spans import Span, from_span, to_span
 from .making import Maker
 
 IN_ORDER, IN_TURN, AT_ONCE = "in-order", "in-turn", "at-once"
+_USES = (IN_ORDER, IN_TURN, AT_ONCE)
+EVERY_USE = "every-use"
 BOUND = "-bound"
 BESIDE_GLOO = "beside-gloo"
 _VARIANTS = (
-    *(use + end for use in (IN_ORDER, IN_TURN, AT_ONCE) for end in ("", BOUND)), BESIDE_GLOO,
+    EVERY_USE, *(use + end for use in _USES for end in ("", BOUND)), BESIDE_GLOO,
 )  # fmt: skip
 _TIMES = 2
 
@@ -95,27 +100,31 @@ class Groups(Check):
     needs = GROUP_NEEDS
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """The rounds: all ranks once per variant; again what hung without a visible reason."""
+        """The rounds: all ranks once per variant; again what hung without a visible reason. With
+        gloo first all uses in one round, and the variants if that one does not say enough.
+        """
         world = tuple(rank.seat for rank in cluster.present)
         groups = _places(cluster, world)
         deadline_s = attempt_deadline(cluster, 1 + len(groups))
-        rounds = [
-            Round(
-                use + end, (world,), deadline_s, {"groups": groups, "use": use, "bind": bool(end)}
-            )
-            for end in (("", BOUND) if cluster.backend == "nccl" else ("",))
-            for use in (IN_ORDER, IN_TURN, AT_ONCE)
-        ]
-        if cluster.backend == "nccl" and cluster.job.has_several_groups:
-            rounds.append(
-                Round(
-                    BESIDE_GLOO,
-                    (world,),
-                    deadline_s,
-                    {"groups": groups, "use": BESIDE_GLOO, "bind": False},
-                )
-            )
+
+        def variant(use: str, end: str = "") -> Round:
+            params = {"groups": groups, "use": use, "bind": bool(end)}
+            return Round(use + end, (world,), deadline_s, params)
+
         attempts = attempts_of(cluster, self.name)
+        rounds = [variant(use) for use in _USES]
+        if cluster.backend == "nccl":
+            rounds += [variant(use, BOUND) for use in _USES]
+            if cluster.job.has_several_groups:
+                rounds.append(variant(BESIDE_GLOO))
+        else:
+            first = variant(EVERY_USE)
+            if not any(map(is_open, attempts.get(EVERY_USE, ()))):
+                return [first]
+            rounds = [first, *rounds]
+            if any(each.name not in attempts for each in rounds):
+                return rounds
+            attempts = _told_apart(attempts)
         params = {round_.name: round_.params for round_ in rounds}
         rounds += rounds_again(attempts, deadline_s, params)
         rounds += round_compared(attempts, deadline_s, params)
@@ -150,16 +159,16 @@ class Groups(Check):
             group = maker.make(name, members, gloo)
             if ctx.position in members:
                 mine[name] = (group, members.index(ctx.position), len(members))
-                if use == IN_ORDER:
+                if use in (IN_ORDER, EVERY_USE):
                     tester.reduce(name, *mine[name])
-        for _ in range(_TIMES if use == IN_TURN else 0):
+        for _ in range(_TIMES if use in (IN_TURN, EVERY_USE) else 0):
             for name, place in mine.items():
                 tester.reduce(name, *place)
         for _ in range(_TIMES if gloo else 0):
             for name, place in mine.items():
                 tester.reduce(name, *place, on_cpu=True)
             tester.reduce(ctx.round, None, ctx.position, len(ctx.group))
-        if use == AT_ONCE:
+        if use in (AT_ONCE, EVERY_USE):
             tester.together(mine)
         everyone = list(range(len(ctx.group)))
         wrong = [{**bad, "members": groups.get(bad["group"], everyone)} for bad in tester.wrong]
@@ -171,7 +180,7 @@ class Groups(Check):
         """
         if not cluster.complete:
             return
-        attempts = attempts_of(cluster, self.name)
+        attempts = _told_apart(attempts_of(cluster, self.name))
         variants = {name: found[0] for name in _VARIANTS if (found := attempts.get(name))}
         seen = set()
         for finding in judge_groups(attempts):
@@ -189,6 +198,14 @@ class Groups(Check):
                     message=f"{finding.message}; {_contrast(states)}",
                     evidence={**finding.evidence, "variants": states},
                 )
+
+
+def _told_apart(attempts: dict[str, list[Attempt]]) -> dict[str, list[Attempt]]:
+    """Attempts that say most: without the round of every use, where the variants were held and one
+    of them was not good either.
+    """
+    others = {name: found for name, found in attempts.items() if not name.startswith(EVERY_USE)}
+    return attempts if all(each.is_good for each in chain(*others.values())) else others
 
 
 def _places(cluster: Cluster, world: tuple[int, ...]) -> dict[str, Span]:
@@ -219,6 +236,8 @@ def _contrast(states: Mapping[str, str]) -> str:
     listed = f" (bad: {', '.join(bad)}; good: {', '.join(good)})"
     if all(name.endswith(BOUND) and name.removesuffix(BOUND) in good for name in bad):
         return "only if the default group is bound to a device; unbound it is good" + listed
+    if bad == [EVERY_USE]:
+        return "only with all uses in one process, one after the other" + listed
     if bad == [BESIDE_GLOO]:
         return "only with gloo groups beside NCCL; NCCL's own groups are good" + listed
     if all(name.startswith(AT_ONCE) for name in bad) and IN_TURN in good:

@@ -285,6 +285,9 @@ def test_plan_covers_every_present_rank() -> None:
     cluster = make_cluster(("a", "b", "c"), 2)
     (world,) = CHECK.plan(cluster)
     assert world.groups == ((0, 1, 2, 3, 4, 5),)
+
+
+def test_only_nccl_takes_other_ways_inside_hosts_and_across_them() -> None:
     good = make_cluster(
         ("a", "b", "c"),
         2,
@@ -292,7 +295,8 @@ def test_plan_covers_every_present_rank() -> None:
         by_rank=dict.fromkeys(range(6), OK),
         round_name="world",
     )
-    rounds = {r.name: r for r in CHECK.plan(good)}
+    assert [round_.name for round_ in CHECK.plan(good)] == ["world"]
+    rounds = {r.name: r for r in CHECK.plan(replace(good, backend="nccl"))}
     assert rounds["each-host"].groups == ((0, 1), (2, 3), (4, 5))
     assert rounds["across-hosts"].groups == ((0, 2, 4),)
 

@@ -109,10 +109,48 @@ def test_the_groups_of_many_ranks_are_told_in_a_few_bytes() -> None:
 
 def test_only_nccl_has_variants_with_a_bound_default_group() -> None:
     plain = ["in-order", "in-turn", "at-once"]
-    assert [r.name for r in CHECK.plan(make_cluster())] == plain
     rounds_ = CHECK.plan(make_cluster(backend="nccl"))
     assert [r.name for r in rounds_] == [*plain, *(f"{name}-bound" for name in plain)]
     assert [r.params["bind"] for r in rounds_] == [False] * 3 + [True] * 3
+
+
+GOOD: dict[str, Any] = {"in_order": {}, "in_turn": {}, "at_once": {}}
+
+
+def planned(cluster: Cluster) -> list[str]:
+    return [round_.name for round_ in CHECK.plan(cluster)]
+
+
+def test_gloo_has_one_round_of_every_use_and_variants_only_to_explain_a_hang() -> None:
+    variants = ["in-order", "in-turn", "at-once"]
+    frozen = {**ALL_HUNG, 2: hung(state="T")}
+    assert planned(make_cluster()) == ["every-use"]
+    assert planned(rounds(every_use={})) == ["every-use"]
+    assert planned(rounds(every_use=frozen)) == ["every-use"]
+    assert planned(rounds(every_use=ALL_HUNG)) == ["every-use", *variants]
+    found_in = rounds(every_use=ALL_HUNG, **{**GOOD, "at_once": ALL_HUNG})
+    assert planned(found_in) == ["every-use", *variants, "at-once-again"]
+    assert planned(rounds(every_use=ALL_HUNG, **GOOD)) == [
+        "every-use",
+        *variants,
+        "every-use-again",
+    ]
+
+
+def test_the_variants_say_what_hangs_and_the_round_of_every_use_only_if_they_are_good() -> None:
+    finding = found(rounds(every_use=ALL_HUNG, **{**GOOD, "at_once": ALL_HUNG}))
+    assert "only when the groups are used at the same time" in finding.message
+    assert "every-use" not in json.dumps(finding.evidence) + finding.message
+    twice = found(rounds(every_use=ALL_HUNG, **GOOD, every_use_again=ALL_HUNG))
+    assert (twice.code, twice.level) == ("collective-hang", Severity.FAIL)
+    assert "only with all uses in one process, one after the other" in twice.message
+    once = found(rounds(every_use=ALL_HUNG, **GOOD, every_use_again={}))
+    assert once.level is Severity.WARN
+
+
+def test_frozen_rank_is_named_by_the_round_of_every_use_alone() -> None:
+    finding = found(rounds(every_use={**ALL_HUNG, 2: hung(state="T")}))
+    assert (finding.code, finding.where.ranks) == ("rank-frozen", (2,))
 
 
 def test_groups_of_gloo_beside_nccl_only_where_the_job_forms_several() -> None:
@@ -192,10 +230,12 @@ def test_variant_that_was_not_held_is_not_called_good() -> None:
 
 
 def test_hang_is_tried_again_as_it_was_held_and_then_compared() -> None:
-    cluster = rounds(in_order={}, in_turn={}, at_once=ALL_HUNG)
+    cluster = rounds(every_use=ALL_HUNG, in_order={}, in_turn={}, at_once=ALL_HUNG)
     again = CHECK.plan(cluster)[-1]
     assert (again.name, again.params["use"]) == ("at-once-again", "at-once")
-    twice = rounds(in_order={}, in_turn={}, at_once=ALL_HUNG, at_once_again=ALL_HUNG)
+    twice = rounds(
+        every_use=ALL_HUNG, in_order={}, in_turn={}, at_once=ALL_HUNG, at_once_again=ALL_HUNG
+    )
     last = CHECK.plan(twice)[-1]
     assert (last.name, last.params["use"], last.params["compare"]) == (
         "at-once-compared",
@@ -275,7 +315,7 @@ ABORTED = {
 
 
 def test_rank_that_gloo_aborts_for_a_message_of_wrong_size_is_not_blamed_by_itself() -> None:
-    cluster = rounds(in_order=ABORTED)
+    cluster = rounds(every_use=ABORTED, in_order=ABORTED, in_turn={}, at_once={})
     finding = found(cluster)
     assert (finding.code, finding.where.ranks) == ("collective-failed", (0, 1, 2, 3))
     assert finding.confidence is Confidence.POSSIBLE
@@ -284,7 +324,13 @@ def test_rank_that_gloo_aborts_for_a_message_of_wrong_size_is_not_blamed_by_itse
 
 def test_rank_that_runs_another_collective_is_named_by_the_comparison() -> None:
     shown = {rank: compared(*((1004, 4) if rank == 1 else (4, 1004))) for rank in range(4)}
-    cluster = rounds(in_order=ABORTED, in_turn=ABORTED, in_order_compared=shown)
+    cluster = rounds(
+        every_use=ABORTED,
+        in_order=ABORTED,
+        in_turn=ABORTED,
+        at_once=ABORTED,
+        in_order_compared=shown,
+    )
     finding = found(cluster)
     assert (finding.code, finding.where.ranks) == ("collective-failed", (1,))
     assert "allreduce of shape [1004] where 4 elements were requested" in finding.message
