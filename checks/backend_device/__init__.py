@@ -442,9 +442,10 @@ def _models(hosts: Iterable[Sequence[SeenByRank]]) -> Iterator[Finding]:
     labels = {}
     for mine in hosts:
         host = mine[0].rank.host
-        if len(_on_host(mine)) < len(mine) and _are_apart(mine):
+        on_host = _on_host(mine)
+        if len(on_host) < len(mine) and _are_apart(mine):
             continue  # one of them has the GPU of another, and nobody sees its own
-        models = sorted(Counter(_on_host(mine).values()).items())
+        models = sorted(Counter(on_host.values()).items())
         gpus[host.id] = ", ".join(f"{count} x {name}" for name, count in models)
         labels[host.id] = host.label
     odd = odd_ones_out(gpus)

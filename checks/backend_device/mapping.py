@@ -290,6 +290,8 @@ def _shared(mps: Mapping[int, bool], seen: Iterable[SeenByRank]) -> Iterator[Fin
         if one.own is not None and one.own["uuid"]:
             users[one.own["uuid"], one.own["name"]].append(one)
     for (uuid, model), sharers in users.items():
+        if len(sharers) == 1:
+            continue
         ranks = [one.rank for one in sharers]
         # Two hosts with one GPU are two containers of a machine: NCCL may take them for two hosts.
         severity = Severity.FAIL if len({rank.host.id for rank in ranks}) == 1 else Severity.WARN
@@ -307,18 +309,17 @@ def _shared(mps: Mapping[int, bool], seen: Iterable[SeenByRank]) -> Iterator[Fin
         elif served:
             text += "; that MPS is here changes nothing for NCCL"
             fix = _SHARE
-        if len(ranks) > 1:
-            yield Finding(
-                GPU_SHARED,
-                text,
-                Where(devices=(uuid,)) | place_of(ranks),
-                {
-                    "local_ranks": [rank.local_rank for rank in ranks],
-                    "visible": [one.facts["visible"] for one in sharers],
-                },
-                fix=fix,
-                severity=Severity.INFO if sharing_is_meant(ranks) and not alone else severity,
-            )
+        yield Finding(
+            GPU_SHARED,
+            text,
+            Where(devices=(uuid,)) | place_of(ranks),
+            {
+                "local_ranks": [rank.local_rank for rank in ranks],
+                "visible": [one.facts["visible"] for one in sharers],
+            },
+            fix=fix,
+            severity=Severity.INFO if sharing_is_meant(ranks) and not alone else severity,
+        )
 
 
 def _parts(cluster: Cluster, seen: Mapping[int, SeenByRank]) -> Iterator[Finding]:
@@ -331,9 +332,11 @@ def _parts(cluster: Cluster, seen: Mapping[int, SeenByRank]) -> Iterator[Finding
             users[rank.host.id, facts["address"]].append(one)
     for (_, address), sharers in users.items():
         uuids = {str((one.own or {}).get("uuid") or "") for one in sharers}
+        if len(uuids) < 2 or "" in uuids:
+            continue
         nccl = [loaded.get(one.rank.seat) or one.facts["nccl"] for one in sharers]
         oldest = min(nccl, key=release)
-        if len(uuids) < 2 or "" in uuids or release(oldest) >= _KNOWS_PARTS_SINCE:
+        if release(oldest) >= _KNOWS_PARTS_SINCE:
             continue
         ranks = [one.rank for one in sharers]
         yield Finding(

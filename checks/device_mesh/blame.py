@@ -106,7 +106,7 @@ def _part(attempt: Attempt, name: str, members: Sequence[Evidence]) -> Attempt:
     for item in members:
         wrong = [bad for bad in item.outcome.facts.get("wrong", ()) if bad["group"] == name]
         facts = {**item.outcome.facts, "wrong": wrong}
-        own.append(replace(item, outcome=replace(item.outcome, facts=facts)))
+        own.append(item._replace(outcome=replace(item.outcome, facts=facts)))
     return replace(attempt, name=name, members=tuple(own))
 
 

@@ -257,6 +257,8 @@ class _Matrix:
         self.labels = host_labels(cluster)
         self.ranges = {rank.seat: facts["port_range"] for rank, facts in reports}
         self.calls, self.sorted = latest_calls(cluster, self.again)
+        self.routes = {(each.caller, each.address): each.route for each in self.calls if each.route}
+        """(Seat, address) → the route of the host to it, where calls asked for one."""
         self.seen = seen_addresses(self.calls)
         self.down = {
             (rank.seat, nic["name"])
@@ -369,12 +371,11 @@ def _dead_routes(matrix: _Matrix, calls: Iterable[PeerCall]) -> list[tuple[str, 
     """Route and seat of the host that has it, for each route that leads calls nowhere, or the
     answers to them: what the job does not use was called as well.
     """
-    known = {(call.caller, call.address): call.route for call in matrix.calls if call.route}
     found: dict[tuple[str, int], None] = {}
     for call in calls:
         if call.route:
             found[call.route, call.caller] = None
-        elif call.source and (route := known.get((call.listener, call.source))):
+        elif call.source and (route := matrix.routes.get((call.listener, call.source))):
             found[route, call.listener] = None
     return list(found)
 
@@ -414,7 +415,7 @@ def _fix(matrix: _Matrix, kind: Kind, found: Suspects) -> str:
         inside = how_to_stay_inside(matrix.cluster, matrix.rules, seats, matrix.ranges)
         return Fix(*steps, alternatives=inside)
     ends = {call.listener for call in found.calls}
-    low, high = next(ports for seat, ports in matrix.ranges.items() if seat in ends)
+    low, high = matrix.ranges[min(ends & matrix.ranges.keys())]
     everywhere = "in the hosts' firewalls, security groups and ACLs"
     known = remove or matrix.again
     some = "" if known else where_other_ports_pass(matrix.cluster, found.calls)

@@ -144,7 +144,7 @@ def what_rules_say(
 ) -> dict[str, Any]:
     """Host at an end of these pairs → rules that may explain them, or why none is known."""
     said: dict[str, Any] = {}
-    for seat in sorted({seat for pair in pairs for seat in pair} & set(rules)):
+    for seat in sorted({seat for pair in pairs for seat in pair} & rules.keys()):
         own = rules[seat]
         maybe = {quote_hit(hit) for hit in own["hits"] if (hit["caller"], hit["listener"]) in pairs}
         if not own["readable"]:

@@ -138,6 +138,9 @@ def _far(mine: Sequence[tuple[Rank, Mapping[str, Any]]]) -> Iterator[Finding]:
     most = count if 2 * count > len(mine) and count > 1 else 0
     for rank, facts in mine:
         rdma = facts["rdma"]
+        farther = most and rdma["near"] > usual
+        if not (rdma["own"] or farther):
+            continue
         now = f"nearest usable NIC: {_names(rdma)} ({HOW_NEAR[rdma['near']]})"
         where = place_of([rank]) | Where(devices=(facts["uuid"],) if facts["uuid"] else ())
         if rdma["own"]:
@@ -146,7 +149,7 @@ def _far(mine: Sequence[tuple[Rank, Mapping[str, Any]]]) -> Iterator[Finding]:
             sure = Confidence.LIKELY if "down" in rdma["own"].values() else Confidence.POSSIBLE
             text = f"{devices} ({HOW_NEAR[rdma['own_near']]}); {now}"
             yield Finding(NIC_FAR, text, where, dict(rdma), confidence=sure)
-        elif most and rdma["near"] > usual:
+        else:
             text = f"{now}; for {most} other ranks of the host: {HOW_NEAR[usual]}"
             yield Finding(NO_NEAR_NIC, text, where, dict(rdma), confidence=Confidence.LIKELY)
 

@@ -89,7 +89,7 @@ def _only(member: Evidence, group: str) -> Evidence:
     """A member with the wrong results of one group only."""
     facts = member.outcome.facts
     wrong = [bad for bad in facts.get("wrong", ()) if bad["group"] == group]
-    return replace(member, outcome=replace(member.outcome, facts={**facts, "wrong": wrong}))
+    return member._replace(outcome=replace(member.outcome, facts={**facts, "wrong": wrong}))
 
 
 def _hangs(attempts: Attempts, variant: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from nccl_doctor.judge.checks import in_words, view_for
 from nccl_doctor.judge.place import host_where, is_of_a_group, rank_where
@@ -27,8 +27,7 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True)
-class Gap:
+class Gap(NamedTuple):
     """One unit (host or rank) with something that should be known and is not."""
 
     unit: int
@@ -55,6 +54,7 @@ class Units:
         self._enroll(cluster)
         self.present = {unit: at for unit, at in self.where.items() if unit not in self.absent}
         self._in_order: dict[frozenset[int], tuple[str, ...]] = {}
+        self._in_group: dict[tuple[Sequence[int], bool], Mapping[int, Where]] = {}
 
     def labels_of(self, units: Set[int]) -> tuple[str, ...]:
         """Labels of units in order; one tuple for all checks that were tested by the same ones."""
@@ -62,6 +62,22 @@ class Units:
         if key not in self._in_order:
             self._in_order[key] = tuple(self.labels.get(at, str(at)) for at in sorted(units))
         return self._in_order[key]
+
+    def places_in(self, group: Sequence[int], *, together: bool) -> Mapping[int, Where]:
+        """Unit → its own place, or that of the whole group where it stands or falls `together`, for
+        those of a group of seats that are here: checks hold rounds with the same groups.
+        """
+        key = tuple(group), together
+        if key not in self._in_group:
+            ranks = [self.seats[seat] for seat in group if seat in self.seats]
+            whole = _all_of(ranks) if together else Where()
+            units = [rank.host.id if self.by_host else rank.seat for rank in ranks]
+            at = (
+                dict.fromkeys(units, whole) if whole else {unit: self.where[unit] for unit in units}
+            )
+            here = self.present
+            self._in_group[key] = {unit: place for unit, place in at.items() if unit in here}
+        return self._in_group[key]
 
     def _enroll(self, cluster: Cluster) -> None:
         for host in cluster.hosts if self.by_host else ():
@@ -143,20 +159,15 @@ class Account:
         for item in rounds:
             here = dict(due.get(item.name, {}))
             for group in item.groups:
-                seats = [self.units.seats[seat] for seat in group if seat in self.units.seats]
-                of_all = _all_of(seats) if symptom else Where()
-                whole = of_all if of_all else None  # asked once, not for each of its ranks
-                for rank in seats:
-                    unit = rank.host.id if self.by_host else rank.seat
-                    if unit not in self.units.absent:
-                        here[unit] = whole or self.units.where[unit]
+                here.update(self.units.places_in(group, together=symptom))
             due[item.name] = here
         return due
 
     def _read(self, cluster: Cluster) -> dict[str, set[int]]:
         """Round → units with an outcome; what they are is noted."""
         held: dict[str, set[int]] = {}
-        good = OutcomeStatus.OK
+        skips: dict[str, None] = {}
+        good, skipped = OutcomeStatus.OK, OutcomeStatus.SKIPPED
         for rank, rounds in cluster.rounds_of(self.check.name):
             unit = rank.host.id if self.by_host else rank.seat
             for name, outcome in rounds.items():
@@ -166,8 +177,11 @@ class Account:
                 self._took[name] = max(self._took[name], outcome.duration_s)
                 if outcome.status is good and not outcome.reason:  # nearly all are so
                     self.tested.add(unit)
+                elif outcome.status is skipped:  # and nearly all others, for one reason
+                    skips[outcome.reason] = None
                 else:
                     self._outcome(unit, name, outcome)
+        self.skips.update(dict.fromkeys(map(_in_one_line, skips)))
         return held
 
     def _outcome(self, unit: int, name: str, outcome: Outcome) -> None:
@@ -178,8 +192,6 @@ class Account:
             self.tested.add(unit)
             if reason:  # a part of it
                 self._gap(unit, name, f"{_WORDS[OutcomeStatus.UNTESTED]}: {reason}")
-        elif outcome.status is OutcomeStatus.SKIPPED:
-            self.skips[reason] = None
         else:
             text = _WORDS[outcome.status]
             if outcome.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED) and outcome.last_step:

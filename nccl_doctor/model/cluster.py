@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from nccl_doctor.model.findings import Level, Where
 from nccl_doctor.model.job import Job
@@ -118,8 +118,7 @@ JOINING = (
 """Keys of `Rank.joining`."""
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(NamedTuple):  # as quick to make as can be: a large cluster has a million outcomes
     """One outcome with its place: `rank` is the participant that observed it."""
 
     rank: Rank

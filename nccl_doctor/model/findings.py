@@ -176,7 +176,8 @@ class Where:
         )
 
     def __bool__(self) -> bool:
-        return any((self.hosts, self.ranks, self.links, self.devices, self.interfaces, self.nodes))
+        named = self.hosts or self.ranks or self.links or self.devices or self.interfaces
+        return bool(named or self.nodes)
 
     def to_json(self) -> dict[str, Any]:
         """Data for the report: lists, every key present."""

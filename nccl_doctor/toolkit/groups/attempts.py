@@ -99,6 +99,11 @@ class Attempt:
         return self._statuses <= {OutcomeStatus.OK}
 
     @property
+    def is_untried(self) -> bool:
+        """Whether no member was asked to take part: the group says nothing of any of them."""
+        return self._statuses <= {OutcomeStatus.SKIPPED}
+
+    @property
     def dead(self) -> list[Evidence]:
         """Members that died by a signal or exit code, and not because of what another rank sent."""
         dead = [m for m in self._ended(OutcomeStatus.DIED) if not was_cut_off(m.outcome)]
@@ -176,7 +181,7 @@ class Attempt:
     @property
     def is_mixed_up(self) -> bool:
         """Whether the backend reports that members ran different collectives; not which members."""
-        if self.is_good:
+        if self.is_good or self.is_untried:
             return False
         said = any(was_cut_off(m.outcome) or own_collective(m.outcome) for m in self.members)
         return said and not self.has_culprit

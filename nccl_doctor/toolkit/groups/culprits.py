@@ -57,8 +57,9 @@ def judge_groups(attempts: Mapping[str, Sequence[Attempt]]) -> Iterator[Finding]
         attempts: round → its groups, in the order in which they were held. A round called `x-again`
             or `x-compared` repeats groups of round `x`.
     """
-    firsts = [(n, a) for n, found in attempts.items() if is_first(n) for a in found]
-    repeats = {(n, a.seats): a for n, found in attempts.items() if not is_first(n) for a in found}
+    tried = {n: [a for a in found if not a.is_untried] for n, found in attempts.items()}
+    firsts = [(n, a) for n, found in tried.items() if is_first(n) for a in found]
+    repeats = {(n, a.seats): a for n, found in tried.items() if not is_first(n) for a in found}
     compared = {seats: a for (name, seats), a in repeats.items() if name.endswith(COMPARED)}
     blamed: set[tuple[str, Where]] = set()
     for _, attempt in firsts:
