@@ -117,5 +117,5 @@ def test_no_rank_runs_where_mpirun_does(make_lab: Callable[..., Lab]) -> None:
         assert [one["code"] for one in report["findings"] if one["severity"] == "fail"] == []
         (note,) = [one for one in report["findings"] if one["code"] == "master-not-set"]
         assert note["severity"] == "warn", str(run)
-        assert note["fix"].startswith("mpirun -x MASTER_ADDR="), str(run)
+        assert "mpirun -x MASTER_ADDR=" in note["fix"], str(run)
         assert lab["nd0"].address not in note["fix"]
