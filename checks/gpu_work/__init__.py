@@ -212,7 +212,7 @@ class GpuWork(Check):
                 continue
             if status in (OutcomeStatus.HUNG, OutcomeStatus.DIED):
                 yield from _ended(item)
-            elif status is OutcomeStatus.OK:
+            elif status is OutcomeStatus.OK and (facts["error"] or facts["wrong"]):
                 yield from _faulty(item.where | _device(facts["uuid"]), facts, right)
         yield from judge_peers(cluster)
         yield from judge_gpu_rates(cluster.facts(self.name))

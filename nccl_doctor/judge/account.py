@@ -55,6 +55,20 @@ class Units:
         self.present = {unit: at for unit, at in self.where.items() if unit not in self.absent}
         self._in_order: dict[frozenset[int], tuple[str, ...]] = {}
         self._in_group: dict[tuple[Sequence[int], bool], Mapping[int, Where]] = {}
+        self._sets: list[tuple[Sequence[Rank], frozenset[int]]] = []
+
+    def unit_of(self, rank: Rank) -> int:
+        """The unit for which a participant observes."""
+        return rank.host.id if self.by_host else rank.seat
+
+    def of(self, ranks: Sequence[Rank]) -> frozenset[int]:
+        """Units of some observers: mostly the same as those of another check."""
+        for others, units in self._sets:
+            if others == ranks:
+                return units
+        made = frozenset(map(self.unit_of, ranks))
+        self._sets.append((ranks, made))
+        return made
 
     def labels_of(self, units: Set[int]) -> tuple[str, ...]:
         """Labels of units in order; one tuple for all checks that were tested by the same ones."""
@@ -71,7 +85,7 @@ class Units:
         if key not in self._in_group:
             ranks = [self.seats[seat] for seat in group if seat in self.seats]
             whole = _all_of(ranks) if together else Where()
-            units = [rank.host.id if self.by_host else rank.seat for rank in ranks]
+            units = map(self.unit_of, ranks)
             at = (
                 dict.fromkeys(units, whole) if whole else {unit: self.where[unit] for unit in units}
             )
@@ -123,7 +137,7 @@ class Account:
         self.by_host = self.units.by_host
         self.broken: str | None = None
         self.labels, self.numbers = self.units.labels, self.units.numbers
-        self.tested: set[int] = set()
+        self.tested: Set[int] = frozenset()
         self.skips: dict[str, None] = {}
         self.gaps: list[Gap] = []
         self._took: dict[str, float] = {}
@@ -131,7 +145,7 @@ class Account:
         self.due = self._due(cluster)
         held = self._read(cluster)
         for name, units in self.due.items():
-            there = held.get(name, set())
+            there = held.get(name, frozenset())
             text = "no outcome" if name == ALONE else f"no outcome of {name}"
             for unit in () if units.keys() <= there else units:
                 if unit not in there:
@@ -163,42 +177,37 @@ class Account:
             due[item.name] = here
         return due
 
-    def _read(self, cluster: Cluster) -> dict[str, set[int]]:
+    def _read(self, cluster: Cluster) -> dict[str, Set[int]]:
         """Round → units with an outcome; what they are is noted."""
-        held: dict[str, set[int]] = {}
+        there: dict[str, Set[int]] = {}
         skips: dict[str, None] = {}
-        good, skipped = OutcomeStatus.OK, OutcomeStatus.SKIPPED
-        for rank, rounds in cluster.rounds_of(self.check.name):
-            unit = rank.host.id if self.by_host else rank.seat
-            for name, outcome in rounds.items():
-                if name not in held:
-                    held[name], self._took[name] = set(), 0.0
-                held[name].add(unit)
-                self._took[name] = max(self._took[name], outcome.duration_s)
-                if outcome.status is good and not outcome.reason:  # nearly all are so
-                    self.tested.add(unit)
-                elif outcome.status is skipped:  # and nearly all others, for one reason
+        for name, held in cluster.held(self.check.name).items():
+            self._took[name] = held.took_s
+            good = self.units.of(held.ranks)
+            self.tested = self.tested | good if self.tested else good
+            unlike = set()
+            for rank, outcome in held.unlike:
+                unit = self.units.unit_of(rank)
+                unlike.add(unit)
+                if outcome.status is OutcomeStatus.SKIPPED:  # nearly all of these, for one reason
                     skips[outcome.reason] = None
                 else:
                     self._outcome(unit, name, outcome)
+            there[name] = good | unlike if unlike else good
         self.skips.update(dict.fromkeys(map(_in_one_line, skips)))
-        return held
+        return there
 
     def _outcome(self, unit: int, name: str, outcome: Outcome) -> None:
         reason = self._said.get(outcome.reason, "")
         if outcome.reason and not reason:  # the same on nearly all ranks
             reason = self._said[outcome.reason] = _in_one_line(outcome.reason)
-        if outcome.status is OutcomeStatus.OK:
-            self.tested.add(unit)
-            if reason:  # a part of it
-                self._gap(unit, name, f"{_WORDS[OutcomeStatus.UNTESTED]}: {reason}")
-        else:
-            text = _WORDS[outcome.status]
-            if outcome.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED) and outcome.last_step:
-                text += f" in {outcome.last_step}"
-            if outcome.signal:
-                text += f" ({outcome.signal})"
-            self._gap(unit, name, f"{text}: {reason}" if reason else text)
+        part_of_it = outcome.status is OutcomeStatus.OK
+        text = _WORDS[OutcomeStatus.UNTESTED if part_of_it else outcome.status]
+        if outcome.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED) and outcome.last_step:
+            text += f" in {outcome.last_step}"
+        if outcome.signal:
+            text += f" ({outcome.signal})"
+        self._gap(unit, name, f"{text}: {reason}" if reason else text)
 
     def _gap(self, unit: int, name: str, text: str, *, missing: bool = False) -> None:
         where = self.due.get(name, _NONE).get(unit) or self.units.where.get(unit) or Where()

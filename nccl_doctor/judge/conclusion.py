@@ -51,7 +51,7 @@ def conclude(
     If one host was to be examined by itself (`run.alone`), nobody is missed, and nobody is told
     that the cluster is fit.
     """
-    cluster.unfinished()  # one look at all facts, or each check would look for its own
+    cluster.look_through()
     judged, broken = judge_all(cluster, checks, known)
     kept = [
         finding

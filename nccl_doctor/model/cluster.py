@@ -17,6 +17,7 @@ from nccl_doctor.model.outcome import (
     OutcomeStatus,
     facts_to_json,
 )
+from nccl_doctor.model.outcome_index import Held, Seen, index_of
 
 __all__ = [
     "AFTER_LOSS",
@@ -177,9 +178,6 @@ class Cluster:
         if "_seen" in before:
             seen = {check: each for check, each in self._seen.items() if check not in checks}
             vars(later)["_seen"] = seen
-        if "_good" in before:
-            good = {key: each for key, each in self._good.items() if key[0] not in checks}
-            vars(later)["_good"] = good
         if "_found" in before:
             vars(later)["_found"] = {
                 key: (read, each)
@@ -330,13 +328,8 @@ class Cluster:
         self, check: str, round_name: str = ALONE
     ) -> Iterator[tuple[Rank, Mapping[str, Any]]]:
         """(observer, facts) of every outcome that is `ok`."""
-        key = check, round_name
-        if key not in self._good:
-            ranks, found = self._good[key] = [], []
-            for rank, facts in _facts_in(self.rounds_of(check), round_name):
-                ranks.append(rank)
-                found.append(facts)
-        return zip(*self._good[key], strict=True)
+        held = self.held(check).get(round_name)
+        return iter(()) if held is None else zip(held.ranks, held.facts, strict=True)
 
     def facts_on(
         self, check: str, host: Host, round_name: str = ALONE
@@ -346,44 +339,42 @@ class Cluster:
         return _facts_in(_with_rounds(here, check), round_name)
 
     def rounds_of(self, check: str) -> Iterable[tuple[Rank, Mapping[str, Outcome]]]:
-        """(observer, its rounds) of a check: found once among all ranks, and then kept."""
-        if check not in self._seen:
-            ranks, found = self._seen[check] = [], []
-            for rank, rounds in _with_rounds(self._observers, check):
-                ranks.append(rank)
-                found.append(rounds)
-        return zip(*self._seen[check], strict=True)
+        """(observer, its rounds) of a check."""
+        seen = self._outcomes_of(check)
+        return zip(seen.ranks, seen.rounds, strict=True)
 
-    def unfinished(self) -> Sequence[tuple[Rank, str, str, Outcome]]:
-        """(observer, check, round, outcome) of every outcome that is neither `ok` nor `skipped`, in
-        order of rank.
-        """
-        return self._unfinished
+    def held(self, check: str) -> Mapping[str, Held]:
+        """Round → outcomes of a check."""
+        return self._outcomes_of(check).held
 
-    @cached_property
-    def _unfinished(self) -> Sequence[tuple[Rank, str, str, Outcome]]:
-        """Found in one pass over all facts, which notes the rounds of every check on its way."""
+    def unfinished(self) -> Iterator[tuple[Rank, str, str, Outcome]]:
+        """(observer, check, round, outcome) of every outcome that is neither `ok` nor `skipped`."""
         passed = (OutcomeStatus.OK, OutcomeStatus.SKIPPED)
-        seen: dict[str, tuple[list[Rank], list[Mapping[str, Outcome]]]] = {}
-        found = []
-        for rank, facts in self._observers:
-            for check, rounds in facts.items():
-                if check not in seen:
-                    seen[check] = [], []
-                seen[check][0].append(rank)
-                seen[check][1].append(rounds)
-                for name, outcome in rounds.items():
+        for check, seen in self._every.items():
+            for name, held in seen.held.items():
+                for rank, outcome in held.unlike:
                     if outcome.status not in passed:
-                        found.append((rank, check, name, outcome))
-        self._seen.update(seen)
-        return tuple(found)
+                        yield rank, check, name, outcome
+
+    def look_through(self) -> None:
+        """Find the outcomes of all checks in one pass over all facts, which else each check finds
+        for itself.
+        """
+        self._seen.update(self._every)
+
+    def _outcomes_of(self, check: str) -> Seen:
+        """Outcomes of a check: found once among all ranks, and then kept."""
+        if check not in self._seen:
+            here = ((r, {check: facts[check]}) for r, facts in self._observers if check in facts)
+            self._seen[check] = index_of(here).get(check) or Seen()
+        return self._seen[check]
 
     @cached_property
-    def _seen(self) -> dict[str, tuple[list[Rank], list[Mapping[str, Outcome]]]]:
-        return {}
+    def _every(self) -> Mapping[str, Seen]:
+        return index_of(self._observers)
 
     @cached_property
-    def _good(self) -> dict[tuple[str, str], tuple[list[Rank], list[Mapping[str, Any]]]]:
+    def _seen(self) -> dict[str, Seen]:
         return {}
 
 

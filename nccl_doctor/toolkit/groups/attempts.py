@@ -100,8 +100,8 @@ class Attempt:
 
     @property
     def is_untried(self) -> bool:
-        """Whether no member was asked to take part: the group says nothing of any of them."""
-        return self._statuses <= {OutcomeStatus.SKIPPED}
+        """Whether no member took part: the group says nothing of any of them."""
+        return self._statuses <= {OutcomeStatus.SKIPPED, OutcomeStatus.UNTESTED}
 
     @property
     def dead(self) -> list[Evidence]:

@@ -1,0 +1,55 @@
+"""Outcomes of a made-up cluster by check and round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from nccl_doctor.model.cluster import Cluster, Outcome, OutcomeStatus
+from tests.support.clusters import make_cluster
+
+OK, SKIPPED, DIED = OutcomeStatus.OK, OutcomeStatus.SKIPPED, OutcomeStatus.DIED
+
+
+def of(*outcomes: dict[str, Outcome]) -> Cluster:
+    """A cluster of so many ranks, with these rounds of check `groups`."""
+    cluster = make_cluster(("nd0",), len(outcomes))
+    facts: list[Any] = [{"groups": rounds} if rounds else {} for rounds in outcomes]
+    return replace(cluster, ranks=tuple(replace(r, facts=facts[r.seat]) for r in cluster.ranks))
+
+
+def test_a_round_has_who_is_good_and_who_is_unlike_and_the_longest_time() -> None:
+    partly = Outcome(OK, {"is": 1}, reason="no driver", duration_s=0.5)
+    cluster = of(
+        {"first": Outcome(OK, {"is": 0}, duration_s=2.0), "second": Outcome(SKIPPED)},
+        {"first": partly},
+        {"first": Outcome(DIED, signal="SIGSEGV", duration_s=3.0)},
+        {},
+    )
+    first = cluster.held("groups")["first"]
+    assert [rank.rank for rank in first.ranks] == [0, 1]
+    assert list(first.facts) == [{"is": 0}, {"is": 1}]
+    assert [(rank.rank, outcome.status) for rank, outcome in first.unlike] == [(1, OK), (2, DIED)]
+    assert first.took_s == 3.0
+    assert [(r.rank, facts["is"]) for r, facts in cluster.facts("groups", "first")] == [
+        (0, 0),
+        (1, 1),
+    ]
+    assert list(cluster.facts("groups", "second")) == list(cluster.facts("unheard", "first")) == []
+    assert [(r.rank, *rest[:2]) for r, *rest in cluster.unfinished()] == [(2, "groups", "first")]
+
+
+def test_a_look_through_all_finds_the_same_as_a_look_at_one_check() -> None:
+    cluster = of({"first": Outcome(OK, {"is": 0})}, {"first": Outcome(DIED)})
+    alone, at_once = cluster.held("groups")["first"], replace(cluster)
+    at_once.look_through()
+    together = at_once.held("groups")["first"]
+    assert (together.ranks, together.facts) == (alone.ranks, alone.facts)
+    assert together.unlike == alone.unlike
+
+
+def test_more_facts_of_one_check_leave_what_is_known_of_another() -> None:
+    cluster = of({"first": Outcome(OK)})
+    known = cluster.held("groups")
+    assert cluster.with_more({"collectives"}).held("groups") is known
+    assert cluster.with_more({"groups"}).held("groups") is not known
