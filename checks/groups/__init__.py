@@ -201,11 +201,12 @@ class Groups(Check):
 
 
 def _told_apart(attempts: dict[str, list[Attempt]]) -> dict[str, list[Attempt]]:
-    """Attempts that say most: without the round of every use, where the variants were held and one
-    of them was not good either.
+    """Attempts that say most: without the round of every use, where a variant that was tried was
+    not good either.
     """
     others = {name: found for name, found in attempts.items() if not name.startswith(EVERY_USE)}
-    return attempts if all(each.is_good for each in chain(*others.values())) else others
+    good = all(each.is_good or each.is_untried for each in chain(*others.values()))
+    return attempts if good else others
 
 
 def _places(cluster: Cluster, world: tuple[int, ...]) -> dict[str, Span]:

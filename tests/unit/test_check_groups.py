@@ -148,6 +148,12 @@ def test_the_variants_say_what_hangs_and_the_round_of_every_use_only_if_they_are
     assert once.level is Severity.WARN
 
 
+def test_hang_of_every_use_stands_where_no_time_was_left_for_the_variants() -> None:
+    untested = Outcome(OutcomeStatus.UNTESTED, reason="no time was left")
+    finding = found(rounds(every_use=ALL_HUNG, in_order=dict.fromkeys(range(4), untested)))
+    assert (finding.code, finding.level) == ("collective-hang", Severity.FAIL)
+
+
 def test_frozen_rank_is_named_by_the_round_of_every_use_alone() -> None:
     finding = found(rounds(every_use={**ALL_HUNG, 2: hung(state="T")}))
     assert (finding.code, finding.where.ranks) == ("rank-frozen", (2,))
