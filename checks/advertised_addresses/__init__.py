@@ -97,6 +97,7 @@ class AdvertisedFacts(TypedDict):
     reached: list[str]
     peers: dict[str, list[dict[str, Any]]]
     strangers: list[Stranger]
+    late: dict[str, float]
 
 
 class AdvertisedAddresses(Check):
@@ -129,8 +130,8 @@ class AdvertisedAddresses(Check):
     def observe(self, ctx: Context) -> AdvertisedFacts:
         """`own` addresses; `advertised`: from `_advertised`; `data`: the own address towards
         MASTER_ADDR; `reached`: own addresses that others have called in check `firewall`; `peers`:
-        from `call_others`, with what gives an address as its roles; `strangers`: from
-        `Visitors.strangers`, for check `firewall`.
+        from `call_others`, with what gives an address as its roles; `strangers` (for
+        check `firewall`) and `late`: from `Visitors`.
         """
         found = interfaces()
         # Hosts that take part in routing have their address on lo.
@@ -152,6 +153,7 @@ class AdvertisedAddresses(Check):
             "reached": reached,
             "peers": {},
             "strangers": [],
+            "late": {},
         }
         roles: dict[str, list[str]] = {data: [DATA]} if data and called is None else {}
         for each in told if called is None or data in reached else ():
@@ -169,7 +171,9 @@ class AdvertisedAddresses(Check):
                 peers = hold_calls(ctx, listeners, doors, call, all_may_be_known=True)
             except Untested as error:  # what was said can be judged all the same
                 raise Untested(str(error), facts) from error
-        return {**facts, "peers": peers, "strangers": listeners.strangers()}
+        facts["peers"] = peers
+        facts["strangers"], facts["late"] = listeners.strangers(), listeners.late()
+        return facts
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings on hosts that would tell the others an address that leads astray."""

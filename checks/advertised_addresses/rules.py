@@ -20,7 +20,7 @@ from nccl_doctor.api import (
     Where,
     word,
 )
-from nccl_doctor.toolkit.peers.matrix import PeerCall
+from nccl_doctor.toolkit.peers.matrix import PeerCall, sure_attempts
 
 _NOTE = "its own on every host, on the network of the job"
 _OF_OTHERS = Fix(
@@ -152,9 +152,10 @@ def _strange(name: str, severity: Severity, mine: Sequence[_Told]) -> Iterator[F
 
 
 def _unreachable(
-    reports: Iterable[tuple[Rank, Mapping[str, Any]]], told: Iterable[_Told]
+    reports: Sequence[tuple[Rank, Mapping[str, Any]]], told: Iterable[_Told]
 ) -> Iterator[Finding]:
     """Findings on addresses that are out of reach, though their hosts are not."""
+    of_seat = {rank.seat: facts for rank, facts in reports}
     reached: set[int] = set()
     calls: dict[tuple[int, str], list[PeerCall]] = {}
     for rank, facts in reports:
@@ -170,7 +171,7 @@ def _unreachable(
                     entry["port"],
                     entry.get("source"),
                     True,
-                    entry["attempts"],
+                    sure_attempts(entry, of_seat.get(int(text), {})),
                 )
                 calls.setdefault((call.listener, call.address), []).append(call)
                 if DATA in entry["roles"] and call.outcome in _ARRIVES:

@@ -19,7 +19,8 @@ iif oif missing`, or `-m rpfilter` of iptables), with which firewalld drops IPv6
 for check `master_addr`. A listener says from which address it sees a call come: where that is none
 of the caller's own, and no call to that host succeeds, it is behind an address translation (NAT).
 Whoever else connects to the ports of this check and of `advertised_addresses` is counted, with the
-first thing that they say.
+first thing that they say. A listener notes for how long what a caller said lay unread: a call that
+failed as the host had no CPU is none that failed.
 
 Why it matters
 --------------
@@ -50,7 +51,8 @@ explanation of the failures that needs the fewest faults contains it. Otherwise 
 the links; with two hosts alone, a fault of a host cannot be told from a fault of the link.
 Strangers are seen only in the seconds in which the ports are open. A host behind an address
 translation that can be called all the same (a pod whose packets are masqueraded) is well; if a
-firewall stops the calls to it, the translation is named, and only likely.
+firewall stops the calls to it, the translation is named, and only likely. A host that reads late
+what was said knows no caller behind an address translation.
 
 References
 ----------
@@ -123,6 +125,7 @@ from .kinds import (
     if_reached,
     lower_mtu,
 )
+from .late import LATE, judge_late
 from .local import RulesFacts, observe_rules
 from .sampled import SAMPLED, judge_sample
 from .shown import links_of
@@ -164,6 +167,7 @@ class Firewall(Check):
         INTERFACE_UNROUTABLE,
         STRANGER,
         SAMPLED,
+        LATE,
     )
     reads = ("advertised_addresses", "duplicate_address", "interfaces", "nccl_library", "own_name")
 
@@ -204,6 +208,7 @@ class Firewall(Check):
         yield from _unroutable(matrix)
         yield from few_at_once(PEER_BLOCKED, matrix.calls, matrix.labels, matrix.rules)
         yield from judge_sample(cluster, matrix.sorted.tested)
+        yield from judge_late(cluster, ("matrix", AGAIN))
         troubled = {call.listener for call in matrix.calls if call.outcome != "ok"}
         yield from judge_strangers(cluster, troubled)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from nccl_doctor.api import Cluster, HostLink
-from nccl_doctor.toolkit.peers.matrix import job_roles
+from nccl_doctor.toolkit.peers.matrix import job_roles, unread_s
 from nccl_doctor.toolkit.peers.pairs import by_partner, facts_of, items, mapping
 
 _ENOUGH = 2
@@ -33,7 +33,7 @@ def links_of(cluster: Cluster, check: str) -> Iterator[HostLink]:
         job = [call for call in calls if wanted & set(map(str, items(call.get("roles"))))]
         for call in job or calls:
             attempts = [each for each in items(call.get("attempts")) if mapping(each)]
-            if not attempts:
+            if not attempts or unread_s(call, theirs):
                 continue
             outcome = str(attempts[-1].get("outcome"))
             if outcome == "ok":

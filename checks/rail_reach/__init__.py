@@ -161,7 +161,8 @@ class RailReach(Check):
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`rails`: from `rails_of`; `calls`: from `call_rails`; `not_bound`: address → why;
-        `cross_nic`: the value of NCCL_CROSS_NIC; `pxn`: whether NCCL may use PXN.
+        `late`: from `Visitors.late`; `cross_nic`: the value of NCCL_CROSS_NIC; `pxn`: whether NCCL
+        may use PXN.
         """
         settings = rdma_settings(ctx)
         rails = rails_of(settings, ctx.root)["rails"]
@@ -188,7 +189,7 @@ class RailReach(Check):
                 ),
                 of=schedule.partners(ctx.seat) if schedule else None,
             )
-        found = {"rails": rails, "calls": calls, "not_bound": doors.failed}
+        found = {"rails": rails, "calls": calls, "not_bound": doors.failed, "late": doors.late()}
         return {**found, "cross_nic": cross_nic, "pxn": pxn}
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:

@@ -17,7 +17,7 @@ from nccl_doctor.api import Rank
 from nccl_doctor.toolkit.net.dial import Origin
 from nccl_doctor.toolkit.peers.calls import Entry, door_of
 from nccl_doctor.toolkit.peers.echo import call_all
-from nccl_doctor.toolkit.peers.matrix import PeerCall
+from nccl_doctor.toolkit.peers.matrix import PeerCall, sure_attempts
 
 from .neighbours import SETTLED_S, neighbour
 
@@ -158,7 +158,7 @@ def read_rail_calls(reports: Iterable[tuple[Rank, Mapping[str, Any]]]) -> list[R
                 each["port"],
                 each["source"],
                 True,
-                each["attempts"],
+                sure_attempts(each, facts[each["seat"]]),
             ),
             (each["rail"], each["to"]),
             each["neighbour"],

@@ -13,10 +13,12 @@ from nccl_doctor.checks.advertised_addresses import AdvertisedAddresses
 from nccl_doctor.checks.advertised_addresses.rules import DATA, FQDN, ROUTE
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only
-from tests.support.peers import DROPPED, OK, OWN
+from tests.support.peers import DROPPED, OK, OWN, SILENT_PROXY
 
 CHECK = AdvertisedAddresses()
 HOSTS = ("nd0", "nd1", "nd2")
+FROM = "10.9.8.7"
+"""Where failed calls come from."""
 
 
 def address(index: int, net: str = "192.168.77.") -> str:
@@ -36,12 +38,14 @@ class World:
         self.net = "192.168.77."
         self.routes = {i: address(i, "10.9.9.") for i in range(3)}
         self.variables: dict[int, list[dict[str, str]]] = {}
+        self.late: dict[str, float] = {}
 
     def facts(self, index: int) -> dict[str, Any]:
         return {
             "own": sorted({address(index, self.net), self.routes[index]}),
             "data": address(index, self.net),
             "advertised": self.told(index),
+            "late": self.late,
             "peers": {
                 str(2 * other): [
                     self.entry(other, address(other, self.net), [DATA]),
@@ -63,7 +67,8 @@ class World:
         attempt = self.calls.get((other, to), OK)
         attempts = [attempt] * (1 if attempt in (OK, OWN) else 2)
         nic = "eth0" if DATA in roles else "mgmt0"
-        return {"address": to, "interface": nic, "port": 4, "roles": roles, "attempts": attempts}
+        entry = {"address": to, "interface": nic, "port": 4, "roles": roles, "attempts": attempts}
+        return entry if attempt is OK else {**entry, "source": FROM}
 
     def cluster(self) -> Cluster:
         facts = {f"nd{i}": self.facts(i) for i in range(3)}
@@ -159,6 +164,14 @@ def test_nobody_asks_for_the_default_route_where_a_variable_says_the_address() -
     for i in range(3):
         world.variables[i] = [told("SGLANG_HOST_IP", address(i))]
         world.calls[i, world.routes[i]] = DROPPED
+    assert world.judge() == []
+
+
+def test_an_address_at_which_a_host_read_late_is_not_out_of_reach() -> None:
+    world = World()
+    world.calls[1, world.routes[1]] = SILENT_PROXY
+    assert [found.code for found in world.judge()] == ["advertised-unreachable"]
+    world.late = {FROM: 3.4}
     assert world.judge() == []
 
 

@@ -241,6 +241,15 @@ def test_a_call_that_failed_once_says_nothing() -> None:
     assert world.spoil(world.of("nd1", 0), DROPPED, times=1).judge() == []
 
 
+def test_a_host_that_read_late_has_no_bad_rail() -> None:
+    world = World(3)
+    calls = world.of("nd2", 1, "in")
+    world.spoil(calls, {"outcome": "intercepted", "detail": "silent", "duration_s": 3.0})
+    assert [found.code for found in world.judge()] == ["rail-unreachable"]
+    world.settings["late"] = {world.rails[call[0]][1]["address"]: 3.1 for call in calls}
+    assert world.judge() == []
+
+
 def test_who_did_not_report_is_not_called_broken() -> None:
     world = World(3)
     world.spoil(world.of("nd2", 0, "in"), DROPPED)

@@ -1,4 +1,5 @@
-"""The kernel's counters of one TCP connection: round trips, segments sent, segments sent again.
+"""The kernel's counters of one TCP connection: round trips, segments sent, segments sent again, and
+how long ago the last one came.
 
 `struct tcp_info` of include/uapi/linux/tcp.h only grows at its end, and `getsockopt` returns as
 much of it as the running kernel has: a missing field is 0.
@@ -16,6 +17,7 @@ _UNANSWERED = 2
 """Offset of tcpi_retransmits, one byte."""
 _OFFSETS = {  # of the u32 fields; the comment is the kernel that brought it
     "mss": 16,
+    "received_ms": 52,  # last_data_recv
     "rtt_us": 68,
     "rttvar_us": 72,
     "retransmits": 100,
@@ -27,10 +29,11 @@ _OFFSETS = {  # of the u32 fields; the comment is the kernel that brought it
 
 @dataclass(frozen=True)
 class TcpInfo:
-    """Counters of one socket's sending side, since it was connected.
+    """Counters of one socket since it was connected, of its sending side but for `received_ms`.
 
     Attributes:
         mss: bytes of payload in a full segment.
+        received_ms: milliseconds since payload last arrived, whether or not it has been read.
         rtt_us, rttvar_us: the smoothed round-trip time, and its mean deviation.
         segments: those with payload that were sent, the ones sent again included.
         retransmits: those sent again.
@@ -40,6 +43,7 @@ class TcpInfo:
     """
 
     mss: int = 0
+    received_ms: int = 0
     rtt_us: int = 0
     rttvar_us: int = 0
     retransmits: int = 0

@@ -108,14 +108,15 @@ class Matrix(TypedDict):
     """Facts of a host that `matrix.read_calls` reads.
 
     `peers` as `call_others` returns it; `nccl_data` as `survey`; `not_bound`: address → why;
-    `strangers` as `Visitors.strangers` returns them; `drops` as `drops.grown` returns them; `roads`
-    as `roads_of_store` returns them.
+    `strangers` and `late` as `Visitors` returns them; `drops` as `drops.grown` returns them;
+    `roads` as `roads_of_store` returns them.
     """
 
     nccl_data: str
     peers: dict[str, list[dict[str, Any]]]
     not_bound: dict[str, str]
     strangers: list[Stranger]
+    late: dict[str, float]
     drops: Counts
     roads: Roads
 
@@ -150,6 +151,7 @@ def call_on_chosen_addresses(ctx: Context, talk: Talk | None = None) -> Matrix:
             "peers": peers,
             "not_bound": listeners.failed,
             "strangers": listeners.strangers(),
+            "late": listeners.late(),
             "drops": grown(before, read_counts_of_all(ctx.root)),
             "roads": roads_of_store(ctx.launch.master_port),
         }

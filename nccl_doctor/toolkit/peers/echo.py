@@ -211,7 +211,7 @@ def address_words(address: str) -> bytes:
 
 def _translated(sock: socket.socket) -> str:
     """The own address as the listener says it, if it is another one; else empty."""
-    told = receive(sock, ADDRESS_BYTES, time.monotonic() + STALL_S)
+    told = _receive(sock, ADDRESS_BYTES, time.monotonic() + STALL_S)
     own = str(sock.getsockname()[0])
     return "" if told == address_words(own) else told.rstrip(b"\0").decode("ascii", "replace")
 
@@ -228,11 +228,11 @@ def wait_until(sock: socket.socket, end: float, silent_s: float = STALL_S) -> No
     sock.settimeout(min(silent_s, left))
 
 
-def receive(sock: socket.socket, size: int, end: float, silent_s: float = STALL_S) -> bytes:
+def _receive(sock: socket.socket, size: int, end: float) -> bytes:
     """Exactly `size` bytes, or fewer if the other side closed; the rest as for `wait_until`."""
     data = bytearray()
     while len(data) < size:
-        wait_until(sock, end, silent_s)
+        wait_until(sock, end)
         part = sock.recv(size - len(data))
         if not part:
             break
@@ -243,7 +243,7 @@ def receive(sock: socket.socket, size: int, end: float, silent_s: float = STALL_
 def _expect(sock: socket.socket, wanted: bytes, what: str) -> str:
     """The error of an answer, or the empty string."""
     try:
-        got = receive(sock, len(wanted), time.monotonic() + STALL_S)
+        got = _receive(sock, len(wanted), time.monotonic() + STALL_S)
     except TimeoutError:
         return f"connected, but no {what} within {STALL_S:g} s"
     if not got:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from nccl_doctor.toolkit.net.dial import Origin, hold_to
+from nccl_doctor.toolkit.net.tcp_info import tcp_info
 from nccl_doctor.toolkit.peers.calm import GROUP_BYTES, MARK, REPLY
 from nccl_doctor.toolkit.peers.echo import (
     ACK_BYTES,
@@ -22,16 +23,17 @@ from nccl_doctor.toolkit.peers.echo import (
     TOKEN_BYTES,
     Door,
     address_words,
-    receive,
     wait_until,
 )
-from nccl_doctor.toolkit.peers.visitors import Stranger, Visitors
+from nccl_doctor.toolkit.peers.visitors import LATE_S, Stranger, Visitors
 
 _PATIENCE_S = 3 * STALL_S
 """The listener waits longer than the caller, so that the caller reports what stalled."""
 _SERVED_S = _PATIENCE_S + LARGE_S + STALL_S
 """The longest that a caller is served, however it keeps the connection alive."""
 _MAX_SERVED = 256
+_LAST_S = 1.0
+"""To the end of a listener, those that it serves have as long: they noted late what they noted."""
 
 
 class Listeners:
@@ -46,6 +48,7 @@ class Listeners:
         self.failed: dict[str, str] = {}
         woken, self._waker = socket.socketpair()
         self._slots = threading.BoundedSemaphore(_MAX_SERVED)
+        self._served: set[threading.Thread] = set()
         self._visitors = Visitors()
         self._selector = selectors.DefaultSelector()
         for each in addresses:
@@ -74,58 +77,83 @@ class Listeners:
         """Callers so far that do not belong to the run, from `Visitors.strangers`."""
         return self._visitors.strangers()
 
+    def late(self) -> dict[str, float]:
+        """Callers so far that this host has served late, from `Visitors.late`."""
+        return self._visitors.late()
+
     def close(self) -> None:
-        """Stop listening and free the ports."""
+        """Serve those who have called already, stop listening and free the ports."""
         self._waker.close()  # which wakes the thread
         self._thread.join(timeout=5)
+        end = time.monotonic() + _LAST_S
+        for each in list(self._served):
+            each.join(max(0.0, end - time.monotonic()))
 
     def _accept(self, woken: socket.socket) -> None:
         """Serve, until the other end of `woken` is closed."""
-        listening = [key.fileobj for key in self._selector.get_map().values()]
+        doors = [key for key in self._selector.get_map().values() if key.fileobj is not woken]
         try:
             while True:
                 ready = self._selector.select()
                 if any(key.fileobj is woken for key, _ in ready):
                     break
                 for key, _ in ready:
-                    assert isinstance(key.fileobj, socket.socket)
-                    # A caller without a slot waits in the backlog.
-                    if not self._slots.acquire(timeout=0.1):
-                        break
-                    try:
-                        client, (source, *_) = key.fileobj.accept()
-                    except OSError:  # gone again, or no descriptor left
-                        self._slots.release()
-                        time.sleep(0.01)
-                        continue
-                    self._start(client, key.data, str(source))
+                    self._let_in(key)
+            end = time.monotonic() + _LAST_S
+            for key in doors:
+                while time.monotonic() < end and self._let_in(key):
+                    pass
         finally:
             self._selector.close()
-            for sock in listening:
-                assert isinstance(sock, socket.socket)
-                sock.close()
+            for key in doors:
+                assert isinstance(key.fileobj, socket.socket)
+                key.fileobj.close()
+
+    def _let_in(self, key: selectors.SelectorKey) -> bool:
+        """Begin to serve the next caller of a listener, if there is one."""
+        assert isinstance(key.fileobj, socket.socket)
+        # A caller without a slot waits in the backlog.
+        if not self._slots.acquire(timeout=0.1):
+            return False
+        try:
+            client, (source, *_) = key.fileobj.accept()
+        except BlockingIOError:
+            self._slots.release()
+            return False
+        except OSError:  # gone again, or no descriptor left
+            self._slots.release()
+            time.sleep(0.01)
+            return True
+        self._start(client, key.data, str(source))
+        return True
 
     def _start(self, client: socket.socket, door: Door, source: str) -> None:
         thread = threading.Thread(target=self._serve, args=(client, door, source), daemon=True)
+        self._served.add(thread)
         try:
             thread.start()
         except RuntimeError:  # no more threads: this caller will call again
+            self._served.discard(thread)
             self._slots.release()
             client.close()
 
     def _serve(self, client: socket.socket, door: Door, source: str) -> None:
-        started = time.monotonic()
+        caller, source = _Caller(client), source.partition("%")[0]
+        right = False
         try:
             with client:
-                shown = _shown(client, started + _PATIENCE_S)
+                shown = caller.shown()
                 right = secrets.compare_digest(shown, MAGIC + door.token.encode())
-                self._visitors.note(source.partition("%")[0], door.port, shown, known=right)
+                self._visitors.note(source, door.port, shown, known=right)
                 if right:
-                    _answer(client, door, source, started)
+                    caller.answer(door, source)
         except OSError:
             pass  # the caller reports the result of its call
         finally:
+            if right:
+                self._visitors.note_delay(source, caller.waited_s)
             self._slots.release()
+            self._served.discard(threading.current_thread())
 
 
 def _listen(at: Origin) -> socket.socket:
@@ -141,46 +169,73 @@ def _listen(at: Origin) -> socket.socket:
     return sock
 
 
-def _shown(client: socket.socket, end: float) -> bytes:
-    """First bytes of a caller: as many as a token needs, or fewer if it sends no more, or no mark
-    of the doctor.
+class _Caller:
+    """A connection that is served; `waited_s`: the longest that bytes had come and were not read,
+    in seconds.
     """
-    data = b""
-    size = len(MAGIC) + TOKEN_BYTES
-    while len(data) < size and data[: len(MAGIC)] == MAGIC[: len(data)]:
-        try:
-            wait_until(client, end, _PATIENCE_S)
-            part = client.recv(size - len(data))
-        except OSError:
-            break
-        if not part:
-            break
-        data += part
-    return data
 
+    def __init__(self, sock: socket.socket) -> None:
+        self.waited_s = 0.0
+        self._sock = sock
+        self._started = time.monotonic()
+        self._last_read = 0.0
 
-def _answer(client: socket.socket, door: Door, source: str, started: float) -> None:
-    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def shown(self) -> bytes:
+        """First bytes: as many as a token needs, or fewer if no more come, or no mark of the
+        doctor.
+        """
+        data = b""
+        size, end = len(MAGIC) + TOKEN_BYTES, self._started + _PATIENCE_S
+        while len(data) < size and data[: len(MAGIC)] == MAGIC[: len(data)]:
+            try:
+                part = self._read(size - len(data), end)
+            except OSError:
+                break
+            if not part:
+                break
+            data += part
+        return data
 
-    def take(size: int, end: float) -> bytes:
-        return receive(client, size, end, _PATIENCE_S)
+    def answer(self, door: Door, source: str) -> None:
+        """The rest of the conversation.
 
-    end = started + _SERVED_S
-    client.sendall(door.answer.encode() + address_words(source))
-    client.sendall(take(SMALL_BYTES, end))
-    while (mark := take(1, end)) == MARK:
-        if len(take(GROUP_BYTES - 1, end)) < GROUP_BYTES - 1:
+        Raises:
+            OSError: the caller said nothing for too long, or is gone.
+        """
+        sock, end = self._sock, self._started + _SERVED_S
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.sendall(door.answer.encode() + address_words(source))
+        sock.sendall(self._take(SMALL_BYTES, end))
+        while (mark := self._take(1, end)) == MARK:
+            if len(self._take(GROUP_BYTES - 1, end)) < GROUP_BYTES - 1:
+                return
+            sock.sendall(REPLY)
+        if mark != LARGE_MARK:
             return
-        client.sendall(REPLY)
-    if mark != LARGE_MARK:
-        return
-    content = bytearray()
-    while len(content) < LARGE_BYTES:
-        before = len(content) // ACK_BYTES
-        wait_until(client, end, _PATIENCE_S)
-        part = client.recv(min(1 << 16, LARGE_BYTES - len(content)))
-        if not part:
-            return
-        content += part
-        client.sendall(b"." * (len(content) // ACK_BYTES - before))
-    client.sendall(content)
+        content = bytearray()
+        while len(content) < LARGE_BYTES:
+            before = len(content) // ACK_BYTES
+            part = self._read(min(1 << 16, LARGE_BYTES - len(content)), end)
+            if not part:
+                return
+            content += part
+            sock.sendall(b"." * (len(content) // ACK_BYTES - before))
+        sock.sendall(content)
+
+    def _take(self, size: int, end: float) -> bytes:
+        """Exactly `size` bytes, or fewer if the caller closed."""
+        data = bytearray()
+        while len(data) < size and (part := self._read(size - len(data), end)):
+            data += part
+        return bytes(data)
+
+    def _read(self, most: int, end: float) -> bytes:
+        wait_until(self._sock, end, _PATIENCE_S)
+        part = self._sock.recv(most)
+        now = time.monotonic()
+        # What came since the last time cannot have been here for longer; the first bytes may have
+        # come before the connection was accepted.
+        if part and now - self._last_read >= LATE_S:
+            self.waited_s = max(self.waited_s, tcp_info(self._sock).received_ms / 1000)
+        self._last_read = now
+        return part

@@ -13,6 +13,7 @@ from typing import Any
 from nccl_doctor.model.cluster import Cluster, Rank
 from nccl_doctor.model.findings import Confidence
 from nccl_doctor.toolkit.blame import LinkBlame, blame_links
+from nccl_doctor.toolkit.peers.pairs import items, mapping, number
 
 Pair = tuple[int, int]
 """Seats of (caller, listener)."""
@@ -25,6 +26,8 @@ _TWICE = 2
 _NO_ROUTE = ("unreachable", "turned-back")
 _ARRIVES = ("ok", "mtu")
 """Outcomes of a call that reached the other host, if only with small packets."""
+_CONNECTED = ("intercepted", "mtu")
+"""Outcomes of a call that was connected, and on which something was awaited in vain."""
 _WORDS = {
     "dropped": "no answer",
     "refused": "connection refused",
@@ -133,6 +136,34 @@ def _outcome_of(attempts: Sequence[Mapping[str, Any]]) -> str:
     return last if sure else "untested"
 
 
+def sure_attempts(
+    entry: Mapping[str, Any], listener: Mapping[str, Any]
+) -> Sequence[Mapping[str, Any]]:
+    """The attempts to call a listener; none where it read too late what the caller said.
+
+    Args:
+        entry: of the caller, with `attempts`, and `source` if they failed.
+        listener: facts of the other host.
+    """
+    attempts: Sequence[Mapping[str, Any]] = entry["attempts"]
+    return () if unread_s(entry, listener) else attempts
+
+
+def unread_s(entry: Mapping[str, Any], listener: Mapping[str, Any]) -> float:
+    """Seconds for which the host of a listener had what the caller said, and did not read it, while
+    the caller waited in vain: such a call says nothing of the road. Else 0.
+
+    Args:
+        entry: of the caller, as for `sure_attempts`; from any version.
+        listener: facts of the other host, with `late` as `Visitors.late` returns it.
+    """
+    last = mapping((items(entry.get("attempts")) or [{}])[-1])
+    if last.get("outcome") not in _CONNECTED or "late" not in listener:
+        return 0.0
+    source = str(entry.get("source") or "").partition("%")[0]
+    return number(mapping(listener["late"]).get(source)) or 0.0
+
+
 def read_calls(reports: Iterable[tuple[Rank, Mapping[str, Any]]], backend: str) -> list[PeerCall]:
     """Calls between hosts that both reported.
 
@@ -159,7 +190,7 @@ def read_calls(reports: Iterable[tuple[Rank, Mapping[str, Any]]], backend: str) 
                     entry["port"],
                     entry.get("source"),
                     bool(wanted & set(entry["roles"])) or not some,
-                    entry["attempts"],
+                    sure_attempts(entry, facts[listener]),
                     str(entry.get("route", "")),
                     tuple(map(str, entry.get("fixed", ()))),
                     int(entry.get("carries", 0)),

@@ -1,4 +1,4 @@
-"""Callers of the listeners of a host, and who of them belongs to the run."""
+"""Callers of the listeners of a host: who of them belongs to the run, and who was served late."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ _MOST, _MOST_NOTED = 16, 4096
 """Strangers that are told, and callers that are noted until it is clear who belongs to the run: as
 many as a run has hosts.
 """
+LATE_S = 1.0
+"""A listener that lets bytes lie for so long has no CPU: its silence says nothing of the road. It
+is a third of what a caller waits for, as the answer may be late as well."""
 _TLS = b"\x16\x03"
 """How a TLS connection begins (RFC 8446, section 5.1)."""
 
@@ -35,6 +38,7 @@ class Visitors:
         self._lock = threading.Lock()
         self._known: set[str] = set()
         self._others: Counter[tuple[str, int, str]] = Counter()
+        self._late: dict[str, float] = {}
 
     def note(self, source: str, port: int, shown: bytes, *, known: bool) -> None:
         """Note a caller, what it said first, and whether it showed the token of the listener."""
@@ -44,6 +48,17 @@ class Visitors:
             # With the mark of the doctor it is one of another run, or the token of another port.
             elif not shown.startswith(MAGIC) and len(self._others) < _MOST_NOTED:
                 self._others[source, port, in_words(shown)] += 1
+
+    def note_delay(self, source: str, seconds: float) -> None:
+        """Note for how long bytes of a caller with the token had arrived and were not read."""
+        if seconds >= LATE_S:
+            with self._lock:
+                self._late[source] = max(seconds, self._late.get(source, 0.0))
+
+    def late(self) -> dict[str, float]:
+        """Address of each caller that was served late → the longest that its bytes lay, seconds."""
+        with self._lock:
+            return dict(sorted(self._late.items()))
 
     def strangers(self) -> list[Stranger]:
         """Callers that do not belong to the run, the busiest first.
