@@ -9,12 +9,12 @@ bytes and then 1 MiB must come back unchanged; in between, small segments count 
 for check `loss`. Then it opens as many connections at once as the job would, 8 at least. What fails
 is tried twice. Of more than 64 hosts, each calls and is called by log2(hosts) + 4 partners (with 1
 MiB in 4 of these pairs), by chance others in each run, and at least two hosts of each two leaf
-switches that Slurm tells (SLURM_TOPOLOGY_ADDR): a bad host shows in all of its pairs. `--level
-full` tries every pair. Where ranks fail or hang together later, the hosts call once more: a
-firewall may have come up during the run. Where something failed, the firewall rules of both ends
-are read (nft, iptables; needs root) and the packet is followed through them; and the kernels are
-asked by netlink how they route it. That tells what a rule on the way back does too (`fib saddr .
-iif oif missing`, or `-m rpfilter` of iptables), with which firewalld drops IPv6 packets
+switches that `--topology` or Slurm (SLURM_TOPOLOGY_ADDR) tells: a bad host shows in all of its
+pairs. `--level full` tries every pair. Where ranks fail or hang together later, the hosts call once
+more: a firewall may have come up during the run. Where something failed, the firewall rules of both
+ends are read (nft, iptables; needs root) and the packet is followed through them; and the kernels
+are asked by netlink how they route it. That tells what a rule on the way back does too (`fib saddr
+. iif oif missing`, or `-m rpfilter` of iptables), with which firewalld drops IPv6 packets
 (IPv6_rpfilter). Meanwhile rank 0's host looks up the names of the addresses that call its store,
 for check `master_addr`. A listener says from which address it sees a call come: where that is none
 of the caller's own, and no call to that host succeeds, it is behind an address translation (NAT).
@@ -127,7 +127,7 @@ from .kinds import (
 )
 from .late import LATE, judge_late
 from .local import RulesFacts, observe_rules
-from .sampled import SAMPLED, judge_sample
+from .sampled import SAMPLED, UNPLACED, judge_places, judge_sample
 from .shown import links_of
 from .strangers import STRANGER, judge_strangers
 from .translated import TRANSLATED, is_translated, seen_addresses, translation
@@ -167,6 +167,7 @@ class Firewall(Check):
         INTERFACE_UNROUTABLE,
         STRANGER,
         SAMPLED,
+        UNPLACED,
         LATE,
     )
     reads = ("advertised_addresses", "duplicate_address", "interfaces", "nccl_library", "own_name")
@@ -208,6 +209,7 @@ class Firewall(Check):
         yield from _unroutable(matrix)
         yield from few_at_once(PEER_BLOCKED, matrix.calls, matrix.labels, matrix.rules)
         yield from judge_sample(cluster, matrix.sorted.tested)
+        yield from judge_places(cluster)
         yield from judge_late(cluster, ("matrix", AGAIN))
         troubled = {call.listener for call in matrix.calls if call.outcome != "ok"}
         yield from judge_strangers(cluster, troubled)

@@ -1,4 +1,6 @@
-"""Pairs of hosts that were not tried, as there are too many, and what that may miss. Pure."""
+"""Pairs of hosts that were not tried, as there are too many; what that may miss, and hosts whose
+place in the network is not known. Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,10 @@ from nccl_doctor.api import (
     Layer,
     Severity,
     Step,
+    Where,
 )
-from nccl_doctor.toolkit.peers.schedule import ALL_PAIRS, leaf_switches
+from nccl_doctor.toolkit.leaves import leaf_switch, leaf_switches
+from nccl_doctor.toolkit.peers.schedule import ALL_PAIRS
 
 SAMPLED = Kind(
     code="pairs-sampled",
@@ -23,6 +27,15 @@ SAMPLED = Kind(
     why="The calls between all pairs grow with the square of the hosts. A bad host shows in any of "
     "its pairs; a bad link between two good hosts shows only in its own.",
     fix=Fix(Step("# --level full", note="lets every host call every other one")),
+    severity=Severity.INFO,
+)
+UNPLACED = Kind(
+    code="topology-lacks-host",
+    layer=Layer.PORT,
+    title="The file of --topology does not name a host",
+    why="Of many hosts, at least two below each two leaf switches call each other. A host whose "
+    "leaf switch is not known meets others by chance alone.",
+    fix="add to the file of --topology: SwitchName=LEAF Nodes=HOST",
     severity=Severity.INFO,
 )
 _UPLINKS = 16
@@ -53,6 +66,22 @@ def judge_sample(cluster: Cluster, tried: Set[tuple[int, int]]) -> Iterator[Find
         words += f"; {wrong}"
     evidence = {"tried": len(tried), "pairs": every, "missed": round(missed, 4)}
     yield Finding(SAMPLED, words, evidence=evidence, confidence=Confidence.CERTAIN)
+
+
+def judge_places(cluster: Cluster) -> Iterator[Finding]:
+    """One finding on the hosts that the user's file of leaf switches does not name."""
+    leaves = cluster.job.leaves
+    if not leaves:
+        return
+    firsts = {host.label: cluster.first_on(host) for host in cluster.present_hosts}
+    lost = [name for name, rank in firsts.items() if rank and not leaf_switch(rank, leaves)]
+    if lost:
+        yield Finding(
+            UNPLACED,
+            f"{len(lost)} of {len(firsts)} hosts are below no leaf switch of the file",
+            Where(hosts=tuple(lost)),
+            confidence=Confidence.CERTAIN,
+        )
 
 
 def _chance_to_miss_an_uplink(

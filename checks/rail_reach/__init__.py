@@ -9,8 +9,8 @@ the next host is called as well; with 2, the default, only at level full, or if 
 set; with 0 never. What fails is tried twice; then the neighbour table shows whether any host
 answered for the address at all. Where that would be more than 128 calls of a host, it calls
 log2(hosts) + 4 others, by chance others in each run, and each rail is called between at least two
-hosts of each two leaf switches that Slurm tells (SLURM_TOPOLOGY_ADDR); `--level full` tries every
-pair.
+hosts of each two leaf switches that `--topology` or Slurm (SLURM_TOPOLOGY_ADDR) tells; `--level
+full` tries every pair.
 
 Why it matters
 --------------

@@ -32,6 +32,7 @@ OPTIONS: Mapping[str, _Types] = {
     "master-addr": (str,),
     "master-port": (int,),
     "hostfile": (str,),
+    "topology": (str,),
     "mesh": (str,),
     "groups": (str,),
     "deepspeed-config": (str,),

@@ -13,15 +13,15 @@ import click
 from nccl_doctor.cli.baseline import baseline_option, past_of
 from nccl_doctor.cli.handover import COMMAND, BeforeCommand
 from nccl_doctor.cli.help import RUN_EXITS, Manual
+from nccl_doctor.cli.hosts import host_options
 from nccl_doctor.cli.key import key_of, key_option
 from nccl_doctor.cli.needs import meet_at, needs_of, needs_options
-from nccl_doctor.cli.params import HostName, LocalRanks, Mesh, Names, Number, Seconds
+from nccl_doctor.cli.params import Mesh, Names, Number, Seconds
 from nccl_doctor.cli.redaction import folder_redaction_of, redact_options
 from nccl_doctor.cli.saving import give, output_options, profile_option
 from nccl_doctor.cli.settings import options_of, read_config, relayed_more_time, relayed_options
 from nccl_doctor.cli.torchrun import stand_alone
 from nccl_doctor.model.job import GROUPS
-from nccl_doctor.model.limits import MAX_RANKS
 from nccl_doctor.toolkit import guardian
 
 if TYPE_CHECKING:
@@ -99,6 +99,10 @@ def _run_options(function: F) -> F:
         ),
         ("On every host of a hostfile, over ssh", "nccl-doctor run --hostfile hosts"),
         (
+            "On many hosts: some below each two leaf switches call each other",
+            "srun nccl-doctor run --topology /etc/slurm/topology.conf",
+        ),
+        (
             "In front of the job: the job starts only on exit code 0",
             "nccl-doctor run -- torchrun --nproc-per-node 8 train.py",
         ),
@@ -144,32 +148,7 @@ def _run_options(function: F) -> F:
         ),
     ),
 )
-@click.option("--nnodes", type=Number(1, most=MAX_RANKS), help="Number of hosts. [default: 1]")
-@click.option(
-    "--node-rank", type=Number(0, most=MAX_RANKS), help="Index of this host. [default: 0]"
-)
-@click.option(
-    "--nproc-per-node",
-    type=LocalRanks(),
-    help="Number of ranks on this host. [default: auto: one per GPU, or 2 without a GPU]",
-)
-@click.option("--master-addr", type=HostName(), help="Host of rank 0. [default: localhost]")
-@click.option(
-    "--master-port",
-    type=Number(1, 65535),
-    help="Port on that host. [default: 29500; with one host, a free port]",
-)
-@click.option(
-    "--standalone", is_flag=True, help="This host alone, as for torchrun: the same as --nnodes 1."
-)
-@click.option(
-    "--hostfile",
-    metavar="FILE",
-    help="Start nccl-doctor over ssh on every host in FILE; lines are `host slots=N`, as for "
-    "deepspeed.",
-)
-@click.option("--relay", is_flag=True, hidden=True)
-@click.option("--voices-from", type=Number(2, MAX_RANKS), hidden=True)
+@host_options
 @click.option(
     "--mesh",
     type=Mesh(),
@@ -284,7 +263,7 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     if options is None:
         first = launch.rank in (0, None)
         options = options_of(ctx, given, first=first)
-        job = job_of(ctx, given, deepspeed=deepspeed)
+        job = job_of(ctx, given, deepspeed=deepspeed, first=first and not flags.node_rank)
         starter = "" if line.launcher == "none" else line.launcher
         least, most = line.nnodes or 1, line.max_nnodes or 1
         elastic = (least, most) if least < most else None

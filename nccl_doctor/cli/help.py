@@ -27,7 +27,7 @@ ASK_EXITS = {0: "Done.", 2: "Usage error."}
 _GROUPS = (
     (
         "Hosts and ranks",
-        "nnodes node_rank nproc_per_node master_addr master_port standalone hostfile key",
+        "nnodes node_rank nproc_per_node master_addr master_port standalone hostfile topology key",
     ),
     ("The job", "backend mesh groups init_method deepspeed_config expect_load_seconds"),
     ("Checks", "level with_dcgm hold_idle paths endpoints reach select ignore config"),

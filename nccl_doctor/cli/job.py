@@ -1,6 +1,6 @@
-"""The record of the job from the options of `run`, with its DeepSpeed configuration file.
+"""The record of the job from the options of `run`, with the files that they name.
 
-The file is read as DeepSpeed reads it: JSON, or Hjson with comments.
+The configuration of DeepSpeed is read as DeepSpeed reads it: JSON, or Hjson with comments.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import click
 
 from nccl_doctor.model.job import Job
 from nccl_doctor.toolkit import files
+from nccl_doctor.toolkit.leaves import Leaves, TopologyError, read_leaves
 from nccl_doctor.toolkit.masking import masked_data
 
 _BESIDE_S = 90.0
@@ -78,12 +79,18 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def job_of(ctx: click.Context, given: Mapping[str, Any], *, deepspeed: bool) -> Job:
-    """Record of a job; `deepspeed`: its command or launcher shows that it uses DeepSpeed.
+def job_of(ctx: click.Context, given: Mapping[str, Any], *, deepspeed: bool, first: bool) -> Job:
+    """Record of a job.
+
+    Args:
+        ctx: of command `run`.
+        given: its parameters.
+        deepspeed: whether the command or the launcher of the job shows that it uses DeepSpeed.
+        first: whether rank 0 may be here; the leaf switches are read there alone.
 
     Raises:
-        click.UsageError: the DeepSpeed configuration cannot be used, or the run has too little
-            time for --hold-idle.
+        click.UsageError: the DeepSpeed configuration or the topology cannot be used, or the run has
+            too little time for --hold-idle.
     """
     path = given["deepspeed_config"]
     config = None
@@ -101,7 +108,21 @@ def job_of(ctx: click.Context, given: Mapping[str, Any], *, deepspeed: bool) -> 
         expect_load_s=given["expect_load_seconds"],
         dcgm_level=given["with_dcgm"],
         hold_idle_s=_hold_idle(ctx, given),
+        leaves=_leaves(ctx, given["topology"]) if first and given["topology"] else (),
     )
+
+
+def _leaves(ctx: click.Context, path: str) -> Leaves:
+    """Leaf switches that the file of --topology tells."""
+    try:
+        return read_leaves(files.read(path, files.CONFIG_MAX).decode())
+    except OSError as error:
+        words = f"cannot read {path}: {error.strerror}"
+    except UnicodeDecodeError as error:
+        words = f"{path} is not UTF-8 text (byte {error.start})"
+    except TopologyError as error:
+        words = f"{path}: {error}"
+    raise click.UsageError(f"--topology: {words}", ctx)
 
 
 def _hold_idle(ctx: click.Context, given: Mapping[str, Any]) -> float | None:

@@ -130,7 +130,7 @@ def _size(run: Node, key: str) -> int:
 def _job(data: Mapping[str, Any]) -> Job:
     try:
         return Job.from_json(data)
-    except (TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"report.run.job is not a job record: {error!r}") from error
 
 

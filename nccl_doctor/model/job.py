@@ -40,7 +40,8 @@ class Job:
     ranks meet, where they meet in one. `launcher` and `rendezvous` are those of its command, where
     that is known, or else what torchrun's variables say to the pods of an elastic job; `elastic`
     are the fewest and the most hosts that it starts with, where they differ. `max_restarts` is how
-    often torchrun's agents start failed ranks again, if the command says it.
+    often torchrun's agents start failed ranks again, if the command says it. `leaves` are the leaf
+    switches of the network, each with the list of the hosts below it, where the user tells them.
     """
 
     mesh: tuple[tuple[str, int], ...] = ()
@@ -59,6 +60,7 @@ class Job:
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
     elastic: tuple[int, int] | None = None
     max_restarts: int | None = None
+    leaves: tuple[tuple[str, str], ...] = ()
 
     @property
     def has_several_groups(self) -> bool:
@@ -73,6 +75,7 @@ class Job:
             "paths": [list(path) for path in self.paths],
             "endpoints": list(self.endpoints),
             "reach": list(self.reach),
+            "leaves": [{"leaf_switch": leaf, "hostlist": hosts} for leaf, hosts in self.leaves],
         }
 
     @classmethod
@@ -81,6 +84,9 @@ class Job:
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         known["mesh"] = tuple((str(name), int(size)) for name, size in known.get("mesh", ()))
         known["paths"] = tuple((str(path), bool(writes)) for path, writes in known.get("paths", ()))
+        known["leaves"] = tuple(
+            (str(each["leaf_switch"]), str(each["hostlist"])) for each in known.get("leaves", ())
+        )
         for name in ("endpoints", "reach"):
             known[name] = tuple(str(each) for each in known.get(name, ()))
         told = known.get("rendezvous") or {}

@@ -22,6 +22,7 @@ RUN = (
     "--redact --redact-key {0}/x",
     "--deepspeed-config {0}/x",
     "--hostfile {0}/x",
+    "--topology {0}/x",
     "--output-dir {0}",
     "--json {0}/x.json",
 )

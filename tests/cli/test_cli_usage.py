@@ -242,6 +242,7 @@ RUN_FLAGS = {
     "--master-addr",
     "--master-port",
     "--hostfile",
+    "--topology",
     "--output-dir",
     "--baseline",
     "--relay",

@@ -30,6 +30,7 @@ def test_every_option_and_section(tmp_path):
         master-addr = "head"
         master-port = 29501
         hostfile = "hosts"
+        topology = "net.conf"
         backend = "gloo"
         level = "quick"
         with-dcgm = 2

@@ -156,6 +156,17 @@ def test_a_cell_of_the_map_is_the_worst_link_of_two_blocks() -> None:
     assert worst == {frozenset(map(name_of, (one, other)))}
 
 
+def test_a_file_of_leaf_switches_makes_the_blocks() -> None:
+    report = judged("slow")
+    ranks = tuple(replace(rank, env={}) for rank in report.cluster.ranks)
+    leaves = (("rack.1", "gpu[0001-0040]"), ("rack.2", f"gpu[0041-{SMALL:04d}]"))
+    job = replace(report.cluster.job, leaves=leaves)
+    cluster = replace(report.cluster, ranks=ranks, job=job)
+    assert in_blocks(network_of(report, installed), cluster).hosts == ("rack.1", "rack.2")
+    some = replace(cluster, job=replace(job, leaves=leaves[:1]))
+    assert in_blocks(network_of(report, installed), some).hosts == ("rack.1", "unknown")
+
+
 def test_without_switches_blocks_are_ranges_of_hosts() -> None:
     report = judged("silent")
     ranks = tuple(replace(rank, env={}) for rank in report.cluster.ranks)

@@ -436,7 +436,7 @@ CODES = """
     rail-unreachable rail-mtu-blackhole rails-apart gdrcopy-missing
     rdma-mixed rdma-port-down rdma-port-unconfigured rp-filter-strict address-duplicate
     pairs-sampled peer-no-route mtu-differs mtu-blackhole peer-blocked peer-one-way peer-intercepted
-    host-answers-late
+    topology-lacks-host host-answers-late
     stranger-connects gloo-families-differ arp-flux env-contradicts-profile
     kernel-settings-differ
     host-cut-off link-flapped bond-member-down bond-split bond-speeds-differ

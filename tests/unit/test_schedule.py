@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from nccl_doctor.api import Cluster, Level
 from nccl_doctor.checks.firewall import Firewall
 from nccl_doctor.checks.firewall.sampled import judge_sample
+from nccl_doctor.toolkit.leaves import leaf_switches
 from nccl_doctor.toolkit.peers.schedule import (
     ALL_PAIRS,
     LARGE,
     Schedule,
     in_turns,
-    leaf_switches,
     partners_enough,
     plan_schedule,
     schedule_of,

@@ -1,7 +1,7 @@
 """The links of many hosts in blocks: one cell for all links between two blocks, as its worst one.
 
-A block is what hangs on a leaf switch, where the scheduler tells the switches, else so many hosts
-in order of their ranks.
+A block is what hangs on a leaf switch, where the user or the scheduler tells the switches, else so
+many hosts in order of their ranks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.report.network import Link, Network, Pair, show_latency, show_rate
 from nccl_doctor.report.places import shortened
-from nccl_doctor.toolkit.peers.schedule import leaf_switch
+from nccl_doctor.toolkit.leaves import leaf_switch
 from nccl_doctor.toolkit.slurm import host_ranges
 
 MOST_BLOCKS = 64
@@ -88,18 +88,19 @@ def _blocks(network: Network, cluster: Cluster) -> list[tuple[str, tuple[int, ..
     """Label and hosts, by position, of each block; hosts that only findings know are the last."""
     first: dict[int, int] = {}
     leaf_of: dict[int, str] = {}
+    leaves = cluster.job.leaves
     for rank in cluster.ranks:
         number = rank.seat if rank.rank is None else rank.rank
         first[rank.host.id] = min(number, first.get(rank.host.id, number))
-        leaf_of[rank.host.id] = leaf_of.get(rank.host.id) or leaf_switch(rank)
+        leaf_of[rank.host.id] = leaf_of.get(rank.host.id) or leaf_switch(rank, leaves)
     ids = [host.id for host in cluster.hosts]
     places = range(len(network.hosts))
     last = len(first) * len(places)
     order = sorted(places, key=lambda at: (first.get(ids[at], last) if at < len(ids) else last, at))
-    leaves = {at: leaf_of.get(ids[at], "") for at in places if at < len(ids)}
-    here = {at for at in leaves if at not in network.absent}
-    if here and all(leaves[at] for at in here):
-        return _by_leaf(order, leaves)
+    above = {at: leaf_of.get(ids[at], "") for at in places if at < len(ids)}
+    here = {at for at in above if at not in network.absent}
+    if here and (all if not leaves else any)(above[at] for at in here):
+        return _by_leaf(order, above)
     size = -(-len(order) // MOST_BLOCKS)
     parts = [tuple(order[at : at + size]) for at in range(0, len(order), size)]
     return [(_ranges(network, hosts), hosts) for hosts in parts]
@@ -109,7 +110,7 @@ def _by_leaf(order: Sequence[int], leaves: Mapping[int, str]) -> list[tuple[str,
     """Blocks of a leaf each, or of neighbouring ones where there are too many."""
     below: dict[str, list[int]] = {}
     for at in order:  # a host that never came hangs where nobody knows
-        below.setdefault(leaves.get(at, "").rpartition(".")[2], []).append(at)
+        below.setdefault(leaves.get(at, ""), []).append(at)
     names = list(below)
     size = -(-len(names) // MOST_BLOCKS)
     parts = [names[at : at + size] for at in range(0, len(names), size)]

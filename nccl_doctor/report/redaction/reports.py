@@ -44,7 +44,7 @@ _SAME = frozenset(
 )
 """Keys of the report itself whose values are the doctor's own words."""
 _SECRET = re.compile(r"token|secret|passw|passphrase|api_?key", re.IGNORECASE)
-_LISTED = re.compile(r"NODELIST$")
+_LISTED = re.compile(r"NODELIST$|^hostlist$")
 _CONTROLLER = re.compile(r"WORKING_CLUSTER$")
 """`cluster:host:port:version`, of the controller that a job of a federation talks to."""
 _WITH_PORT = re.compile(r"([^:\s]+)(:\d+)")

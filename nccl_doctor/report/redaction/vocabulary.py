@@ -94,7 +94,7 @@ expected_hosts
 """)
 """Keys of facts and evidence behind which names of hosts stand, among others."""
 LABEL_KEYS = _words("""
-run_id job_name project team workspace experiment_name entity
+run_id job_name project team workspace experiment_name entity leaf_switch
 """)
 ID_KEYS = _words("""
 machine_id boot_id container_id

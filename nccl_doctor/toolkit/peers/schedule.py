@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from nccl_doctor.model.cluster import Cluster, Rank
+from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import Level
-from nccl_doctor.toolkit.slurm import slurm_hosts
+from nccl_doctor.toolkit.leaves import leaf_switches
 
 ALL_PAIRS = 64
 """Hosts up to which every pair meets; above, only at level full."""
@@ -180,51 +179,6 @@ def schedule_of(group: Sequence[int], params: Mapping[str, Any]) -> Schedule | N
     leaves = {int(seat): number for seat, number in told["leaves"].items()}
     rails = {int(seat): tuple(numbers) for seat, numbers in told.get("rails", {}).items()}
     return Schedule(tuple(group), told["seed"], leaves, told["all_pairs"], rails)
-
-
-def leaf_switch(rank: Rank) -> str:
-    """Switches above the host of a rank, by SLURM_TOPOLOGY_ADDR (`s0.s4.node7`); empty if Slurm
-    knows none.
-    """
-    return _told_by_slurm(rank)[0]
-
-
-def leaf_switches(cluster: Cluster, seats: Iterable[int]) -> tuple[dict[int, int], str]:
-    """Seat → number of the leaf switch above its host; none where they are not known, or there is
-    only one. And what is wrong with what Slurm says of them, in words, empty if nothing is.
-    """
-    ranks = {rank.seat: rank for rank in cluster.present}
-    told = {seat: _told_by_slurm(ranks[seat]) for seat in seats if seat in ranks}
-    if wrong := _wrong_with(told, ranks):
-        return {}, f"SLURM_TOPOLOGY_ADDR {wrong}: the leaf switches are taken as not known"
-    number: dict[str, int] = {}
-    leaves = {seat: number.setdefault(leaf, len(number)) for seat, (leaf, _) in told.items()}
-    return (leaves if len(number) > 1 else {}), ""
-
-
-def _told_by_slurm(rank: Rank) -> tuple[str, str]:
-    """Switches above the host of a rank, and the node as it is named there; empty if not known."""
-    if not rank.env.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").endswith(".node"):
-        return "", ""
-    leaf, _, node = rank.env.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")
-    return leaf, node
-
-
-def _wrong_with(told: Mapping[int, tuple[str, str]], ranks: Mapping[int, Rank]) -> str:
-    """A contradiction in the places of hosts in the topology, in words; empty if there is none."""
-    nodes = Counter(node for leaf, node in told.values() if leaf)
-    known = sum(nodes.values())
-    if not known:
-        return ""
-    if known < len(told):
-        return f"is set on {known} of {len(told)} hosts"
-    node, times = nodes.most_common(1)[0]
-    if times > 1:  # exported from one host to the others
-        return f"names {node} on {times} hosts"
-    lists = {ranks[seat].env.get("SLURM_JOB_NODELIST", "") for seat in told}
-    listed = slurm_hosts(lists.pop()) if len(lists) == 1 else ()
-    unknown = sorted(nodes.keys() - set(listed)) if listed else ()
-    return f"names {unknown[0]}, which SLURM_JOB_NODELIST does not have" if unknown else ""
 
 
 def tournament(seats: Sequence[int], most: int | None = None) -> Slots:
