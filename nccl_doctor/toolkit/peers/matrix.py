@@ -146,7 +146,7 @@ def sure_attempts(
         listener: facts of the other host.
     """
     attempts: Sequence[Mapping[str, Any]] = entry["attempts"]
-    return () if unread_s(entry, listener) else attempts
+    return () if listener.get("late") and unread_s(entry, listener) else attempts
 
 
 def unread_s(entry: Mapping[str, Any], listener: Mapping[str, Any]) -> float:
@@ -158,10 +158,10 @@ def unread_s(entry: Mapping[str, Any], listener: Mapping[str, Any]) -> float:
         listener: facts of the other host, with `late` as `Visitors.late` returns it.
     """
     last = mapping((items(entry.get("attempts")) or [{}])[-1])
-    if last.get("outcome") not in _CONNECTED or "late" not in listener:
+    if last.get("outcome") not in _CONNECTED:
         return 0.0
     source = str(entry.get("source") or "").partition("%")[0]
-    return number(mapping(listener["late"]).get(source)) or 0.0
+    return number(mapping(listener.get("late")).get(source)) or 0.0
 
 
 def read_calls(reports: Iterable[tuple[Rank, Mapping[str, Any]]], backend: str) -> list[PeerCall]:
