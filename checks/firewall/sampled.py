@@ -35,7 +35,7 @@ UNPLACED = Kind(
     title="The file of --topology does not name a host",
     why="Of many hosts, at least two below each two leaf switches call each other. A host whose "
     "leaf switch is not known meets others by chance alone.",
-    fix="add to the file of --topology: SwitchName=LEAF Nodes=HOST",
+    fix=Fix(Step("# SwitchName=LEAF Nodes=HOST", note="a line to add to the file of --topology")),
     severity=Severity.INFO,
 )
 _UPLINKS = 16
