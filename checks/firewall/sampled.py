@@ -35,7 +35,9 @@ UNPLACED = Kind(
     title="The file of --topology does not name a host",
     why="Of many hosts, at least two below each two leaf switches call each other. A host whose "
     "leaf switch is not known meets others by chance alone.",
-    fix=Fix(Step("# SwitchName=LEAF Nodes=HOST", note="a line to add to the file of --topology")),
+    fix=Fix(
+        Step("# SwitchName=LEAF Nodes=HOST", note="a line for each of these hosts in the file")
+    ),
     severity=Severity.INFO,
 )
 _UPLINKS = 16
