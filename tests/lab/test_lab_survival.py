@@ -2,10 +2,53 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
-from tests.lab.lab import MEET, Lab
+from tests.lab.hosts import Host
+from tests.lab.lab import HEALTHY_S, MEET, PATIENT, Lab
 from tests.lab.reading import ROUND_S, SIGN_IN_S, START_S, check_clean, loud
+
+
+@contextmanager
+def slowed(host: Host, comm: str, stopped_s: float, runs_s: float) -> Iterator[list[int]]:
+    """A process of a host is stopped again and again; yields its process id for each time."""
+    over, stops = threading.Event(), list[int]()
+
+    def stop() -> None:
+        while not over.wait(runs_s):
+            for pid in host.pids():
+                with suppress(OSError):
+                    if Path(f"/proc/{pid}/comm").read_text().strip() == comm:
+                        os.kill(pid, signal.SIGSTOP)
+                        over.wait(stopped_s)
+                        os.kill(pid, signal.SIGCONT)
+                        stops.append(pid)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    try:
+        yield stops
+    finally:
+        over.set()
+        thread.join(10)
+
+
+def test_a_store_that_answers_slowly_costs_time_and_nothing_else(lab: Lab) -> None:
+    with slowed(lab["nd0"], "ncd:store_serve", 0.6, 0.05) as stops:
+        run = lab.plain_doctor(*MEET, *PATIENT)
+    assert len(stops) > 1, str(run)
+    check_clean(run, HEALTHY_S)
+    assert run.codes == [0, 0], str(run)
+    assert run.report is not None
+    assert run.report["verdict"] == "pass", str(run)
+    assert loud(run.report) == [], str(run)
+    assert [rank["reported"] for rank in run.report["ranks"]] == [True, True]
+    assert run.partial == {}, str(run)
 
 
 def test_a_supervisor_is_killed(lab: Lab) -> None:
