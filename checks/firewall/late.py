@@ -1,4 +1,4 @@
-"""Calls that say nothing, as the host that was called had no CPU to answer in time. Pure."""
+"""Calls that say nothing of the road: the host had what was said, and read it too late. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nccl_doctor.api import (
     host_labels,
     look,
 )
-from nccl_doctor.toolkit.peers.matrix import unread_s
+from nccl_doctor.toolkit.peers.matrix import Pair, unread_s
 
 LATE = Kind(
     code="host-answers-late",
@@ -38,28 +38,31 @@ def judge_late(cluster: Cluster, rounds: Iterable[str]) -> Iterator[Finding]:
         cluster: with the facts of check `firewall`.
         rounds: those in which hosts call each other.
     """
-    longest: dict[tuple[int, int], float] = {}
-    for name in rounds:
-        reports = {rank.seat: facts for rank, facts in cluster.facts("firewall", name)}
-        late = {seat: facts for seat, facts in reports.items() if facts.get("late")}
-        for caller, facts in reports.items() if late else ():
-            for text, entries in facts["peers"].items():
-                pair = caller, int(text)
-                waited = (unread_s(entry, late.get(pair[1], {})) for entry in entries)
-                longest[pair] = max(longest.get(pair, 0.0), *waited)
-    of_host: dict[int, float] = {}
-    for (_, listener), seconds in longest.items():
-        of_host[listener] = max(seconds, of_host.get(listener, 0.0))
-    of_host = {seat: seconds for seat, seconds in sorted(of_host.items()) if seconds}
-    if not of_host:
+    longest = dict(_unread(cluster, rounds))
+    if not longest:
         return
     labels = host_labels(cluster)
-    count = sum(seconds > 0 for seconds in longest.values())
+    of_host: dict[str, float] = {}
+    for (_, listener), seconds in longest.items():
+        of_host[labels[listener]] = max(seconds, of_host.get(labels[listener], 0.0))
+    pairs = "pair" if len(longest) == 1 else "pairs"
     yield Finding(
         LATE,
-        f"on new connections, data lay unread for up to {max(of_host.values()):.1f} s: {count} "
-        f"ordered {'pair' if count == 1 else 'pairs'} of hosts could not be judged",
-        Where(hosts=tuple(labels[seat] for seat in of_host)),
-        {"longest, s": {labels[seat]: seconds for seat, seconds in of_host.items()}},
+        f"on new connections, data lay unread for up to {max(of_host.values()):.1f} s: "
+        f"{len(longest)} ordered {pairs} of hosts could not be judged",
+        Where(hosts=tuple(sorted(of_host))),
+        {"longest, s": of_host},
         confidence=Confidence.CERTAIN,
     )
+
+
+def _unread(cluster: Cluster, rounds: Iterable[str]) -> Iterator[tuple[Pair, float]]:
+    """Ordered pair of seats, and the seconds for which what the first one said lay unread."""
+    for name in rounds:
+        reports = {rank.seat: facts for rank, facts in cluster.facts("firewall", name)}
+        late = {str(seat): facts for seat, facts in reports.items() if facts.get("late")}
+        for caller, facts in reports.items() if late else ():
+            for listener in late.keys() & facts["peers"].keys():
+                waited = [unread_s(each, late[listener]) for each in facts["peers"][listener]]
+                if any(waited):
+                    yield (caller, int(listener)), max(waited)
