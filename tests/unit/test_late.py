@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,9 +24,11 @@ from nccl_doctor.toolkit.peers.echo import (
     MAGIC,
     SMALL_BYTES,
     STALL_S,
+    TOKEN_BYTES,
     Door,
     call,
 )
+from nccl_doctor.toolkit.peers.listeners import _Caller
 from nccl_doctor.toolkit.peers.visitors import LATE_S, Visitors
 from tests.support.peers import DROPPED, OK, SILENT_PROXY, World, only, stuck
 from tests.support.rows import each_row
@@ -44,6 +47,10 @@ print(json.dumps(listeners.late()))
 """
 
 
+def is_stopped(thread: Path) -> bool:
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 class Host:
     """A listener in a process of its own, which can be kept from its CPU."""
 
@@ -55,6 +62,8 @@ class Host:
     @contextmanager
     def without_cpu(self) -> Iterator[None]:
         self._process.send_signal(signal.SIGSTOP)
+        while not all(map(is_stopped, Path(f"/proc/{self._process.pid}/task").iterdir())):
+            time.sleep(0.01)
         try:
             yield
         finally:
@@ -93,6 +102,16 @@ def test_who_is_served_in_time_is_not_late(host: Host) -> None:
     assert host.late() == {}
 
 
+def test_a_caller_that_waits_for_an_answer_that_is_lost_is_not_served_late(host: Host) -> None:
+    with socket.create_connection((HOME, host.door.port), timeout=10) as sock:
+        sock.sendall(MAGIC + host.door.token.encode())
+        time.sleep(LATE_S + 0.2)  # it has not seen the answer, and gives up
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(100):
+            pass
+    assert host.late() == {}
+
+
 def test_a_large_message_that_lies_unread_is_noted(host: Host) -> None:
     with (
         socket.create_connection((HOME, host.door.port), timeout=10) as sock,
@@ -105,6 +124,22 @@ def test_a_large_message_that_lies_unread_is_noted(host: Host) -> None:
             time.sleep(LATE_S + 0.3)
         assert answers.read(1) == b"."
     assert host.late()[HOME] >= LATE_S
+
+
+def test_a_thread_that_is_late_to_answer_what_it_has_read_is_late() -> None:
+    with socket.create_server((HOME, 0)) as listening:
+        door = Door(HOME, listening.getsockname()[1], "a" * TOKEN_BYTES, "b" * TOKEN_BYTES)
+        with socket.create_connection((HOME, door.port), timeout=10) as sock:
+            served, _ = listening.accept()
+            with served:
+                sock.sendall(MAGIC + door.token.encode())
+                caller = _Caller(served)
+                caller.shown()
+                assert caller.waited_s < LATE_S
+                time.sleep(LATE_S + 0.1)
+                sock.shutdown(socket.SHUT_WR)
+                caller.answer(door, HOME)
+    assert caller.waited_s >= LATE_S
 
 
 def test_a_stranger_is_never_served_late(host: Host) -> None:

@@ -170,15 +170,15 @@ def _listen(at: Origin) -> socket.socket:
 
 
 class _Caller:
-    """A connection that is served; `waited_s`: the longest that bytes had come and were not read,
-    in seconds.
+    """A connection that is served; `waited_s`: the longest that what came on it lay without an
+    answer, in seconds.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self.waited_s = 0.0
         self._sock = sock
         self._started = time.monotonic()
-        self._last_read = 0.0
+        self._looked = 0.0
 
     def shown(self) -> bytes:
         """First bytes: as many as a token needs, or fewer if no more come, or no mark of the
@@ -204,12 +204,15 @@ class _Caller:
         """
         sock, end = self._sock, self._started + _SERVED_S
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.sendall(door.answer.encode() + address_words(source))
-        sock.sendall(self._take(SMALL_BYTES, end))
+        self._reply(door.answer.encode() + address_words(source))
+        small = self._take(SMALL_BYTES, end)
+        if len(small) < SMALL_BYTES:
+            return
+        self._reply(small)
         while (mark := self._take(1, end)) == MARK:
             if len(self._take(GROUP_BYTES - 1, end)) < GROUP_BYTES - 1:
                 return
-            sock.sendall(REPLY)
+            self._reply(REPLY)
         if mark != LARGE_MARK:
             return
         content = bytearray()
@@ -219,8 +222,8 @@ class _Caller:
             if not part:
                 return
             content += part
-            sock.sendall(b"." * (len(content) // ACK_BYTES - before))
-        sock.sendall(content)
+            self._reply(b"." * (len(content) // ACK_BYTES - before))
+        sock.sendall(content)  # which may wait for the road, too
 
     def _take(self, size: int, end: float) -> bytes:
         """Exactly `size` bytes, or fewer if the caller closed."""
@@ -232,10 +235,19 @@ class _Caller:
     def _read(self, most: int, end: float) -> bytes:
         wait_until(self._sock, end, _PATIENCE_S)
         part = self._sock.recv(most)
-        now = time.monotonic()
-        # What came since the last time cannot have been here for longer; the first bytes may have
-        # come before the connection was accepted.
-        if part and now - self._last_read >= LATE_S:
-            self.waited_s = max(self.waited_s, tcp_info(self._sock).received_ms / 1000)
-        self._last_read = now
+        if part:
+            self._look()
         return part
+
+    def _reply(self, few: bytes) -> None:
+        self._sock.sendall(few)
+        self._look()
+
+    def _look(self) -> None:
+        """Note how long ago something came: without a CPU, a thread reads or answers it late."""
+        now = time.monotonic()
+        # Not longer than since the last look; but the first bytes may have come before the
+        # connection was accepted.
+        if now - self._looked >= LATE_S:
+            self.waited_s = max(self.waited_s, tcp_info(self._sock).received_ms / 1000)
+        self._looked = now

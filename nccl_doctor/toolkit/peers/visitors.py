@@ -50,7 +50,7 @@ class Visitors:
                 self._others[source, port, in_words(shown)] += 1
 
     def note_delay(self, source: str, seconds: float) -> None:
-        """Note for how long bytes of a caller with the token had arrived and were not read."""
+        """Note for how long what a caller with the token said lay without an answer."""
         if seconds >= LATE_S:
             with self._lock:
                 self._late[source] = max(seconds, self._late.get(source, 0.0))
