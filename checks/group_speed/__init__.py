@@ -2,20 +2,20 @@
 
 What it checks
 --------------
-The time of an all-reduce, for several sizes, over all ranks, inside each host, between neighbouring
-hosts (with gloo only where check `links` did not time those links, and with `--level full`) and,
-with `--mesh`, in the groups of each dimension; as latency, algorithm bandwidth and bus
-bandwidth (2 (n-1)/n times as much, as nccl-tests defines it). Separately, and never added to it,
-the time that each rank takes to compute a fixed product of matrices. Outliers by the median
-absolute deviation are measured again, beside ranks, hosts and partners that were good; only those
-that are outliers again are blamed. With NCCL and `--level full`, an all-reduce of 128 MiB inside
-each host is compared with what its GPUs give at the least where NVLink joins them, by a table of
-models, so that hosts that are all equally slow are found, too. Where the GPUs of a host are Hopper
-or later in an NVLink fabric that is set up, the driver has multicast and NCCL is 2.24 or newer, it
-is then timed once more inside each host by NVLink SHARP alone (NVLS, NCCL_ALGO=allreduce:nvls), and
-hosts are compared: one where it fails while it works inside the others is found, too. The network
-without NVLink is measured by check `network_speed`. The check runs after the collectives of all
-ranks gave right results.
+The time of an all-reduce, for several sizes, over all ranks, inside each host (with gloo only of
+three hosts or more, and with `--level full`), between neighbouring hosts (with gloo only where
+check `links` did not time those links, and with `--level full`) and, with `--mesh`, in the groups
+of each dimension; as latency, algorithm bandwidth and bus bandwidth (2 (n-1)/n times as much, as
+nccl-tests defines it). Separately, and never added to it, the time that each rank takes to compute
+a fixed product of matrices. Outliers by the median absolute deviation are measured again, beside
+ranks, hosts and partners that were good; only those that are outliers again are blamed. With NCCL
+and `--level full`, an all-reduce of 128 MiB inside each host is compared with what its GPUs give at
+the least where NVLink joins them, by a table of models, so that hosts that are all equally slow are
+found, too. Where the GPUs of a host are Hopper or later in an NVLink fabric that is set up, the
+driver has multicast and NCCL is 2.24 or newer, it is then timed once more inside each host by
+NVLink SHARP alone (NVLS, NCCL_ALGO=allreduce:nvls), and hosts are compared: one where it fails
+while it works inside the others is found, too. The network without NVLink is measured by check
+`network_speed`. The check runs after the collectives of all ranks gave right results.
 
 Why it matters
 --------------
@@ -136,8 +136,16 @@ _PAIR_SIZES = {Level.STANDARD: (8, 65_536, 4_194_304), Level.FULL: _SIZES[Level.
 """Pairs take several rounds, and are compared by the largest size alone."""
 _BUDGET_S = {Level.STANDARD: 0.04, Level.FULL: 1.0}
 """Seconds for the repetitions of the largest size."""
+_COMPARED = 3
+"""Hosts of which one can be slower than the others."""
 _LIMIT_S = {Level.STANDARD: 1.5, Level.FULL: 15.0}
 """Seconds for all sizes of one group."""
+
+
+def _compares_hosts(cluster: Cluster, hosts: int) -> bool:
+    """Whether the groups inside of hosts are timed: not over gloo, with nothing to compare with."""
+    least = 2 if cluster.backend == "nccl" or cluster.level is Level.FULL else _COMPARED
+    return hosts >= least
 
 
 class GroupSpeed(Check):
@@ -164,8 +172,8 @@ class GroupSpeed(Check):
         world = tuple(rank.seat for rank in cluster.present)
         planned: dict[str, list[tuple[int, ...]]] = {"world": [world]}
         inside = [seats for seats in seen.hosts.values() if len(seats) > 1]
-        if len(seen.hosts) > 1 and inside:
-            planned["each-host"] = inside
+        if inside and _compares_hosts(cluster, len(seen.hosts)):
+            planned[HOSTS] = inside
         planned |= seen.ring_of_hosts()
         planned |= seen.mesh_groups()
         planned |= seen.doubtful()

@@ -75,6 +75,23 @@ def test_a_host_that_is_slow_inside() -> None:
     assert "inside the host" in found.message
 
 
+@pytest.mark.parametrize(
+    ("count", "fields", "is_timed"),
+    [
+        (2, {}, False),
+        (3, {}, True),
+        (2, {"backend": "nccl"}, True),
+        (2, {"level": Level.FULL}, True),
+        (1, {"backend": "nccl"}, False),
+    ],
+)
+def test_over_gloo_two_hosts_are_not_timed_inside_as_nothing_compares_them(
+    count: int, fields: Mapping[str, Any], is_timed: bool
+) -> None:
+    cluster = make_cluster([f"nd{i}" for i in range(count)], 2, **fields)
+    assert ("each-host" in {round_.name for round_ in CHECK.plan(cluster)}) is is_timed
+
+
 def linked(rates: Mapping[tuple[str, str], float | None], **more: Any) -> Cluster:
     """Three hosts of which check `links` has timed links: (host, partner) → bytes per second."""
     seats = {"nd0": "0", "nd1": "2", "nd2": "4"}
