@@ -26,7 +26,7 @@ LATE = Kind(
     "not run: the CPUs are busy, or limited. A job there is as late, and in each collective all "
     "ranks wait for the slowest one.",
     fix=Fix(look("top -b -n 1 -o %CPU | head -n 20", "shows what uses the CPUs")),
-    severity=Severity.WARN,
+    severity=Severity.INFO,
     delays=True,
 )
 

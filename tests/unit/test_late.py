@@ -170,7 +170,7 @@ def failed_at(world: World, attempt: Mapping[str, Any], late: Mapping[str, float
 def test_calls_that_a_host_read_late_blame_no_road(attempt: Mapping[str, Any]) -> None:
     late = {"192.168.77.1": 3.2, "192.168.77.2": 4.7}
     found = only(failed_at(World(4), attempt, late).judge(), "host-answers-late")
-    assert (found.level, found.where.hosts, found.where.links) == (Severity.WARN, ("nd2",), ())
+    assert (found.level, found.where.hosts, found.where.links) == (Severity.INFO, ("nd2",), ())
     assert "up to 4.7 s: 2 ordered pairs" in found.message
 
 
