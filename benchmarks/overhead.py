@@ -188,7 +188,8 @@ def page(measured: Sequence[Measured]) -> str:
     for each in measured:
         size, bare = f"{each.hosts} × {each.nproc}", statistics.median(each.bare_s)
         for start, doctor_s in each.doctor_s.items():
-            cells = [size, f"healthy, {len(doctor_s)} turns", start]
+            turns = f"{len(doctor_s)} turn{'s' if len(doctor_s) > 1 else ''}"
+            cells = [size, f"healthy, {turns}", start]
             cells += [f"{statistics.median(doctor_s):.1f}", f"{bare:.1f}"]
             rows.append([*cells, f"{each.ratio(start):.2f}", f"{each.bar(start) or '–'}"])
         for case, seconds, right in each.faults:
