@@ -129,11 +129,9 @@ RANK_SLOW = Kind(
 )
 
 _SIZES = {  # bytes
-    Level.STANDARD: (8, 65_536, 1_048_576, 4_194_304),
+    Level.STANDARD: (8, 65_536, 4_194_304),
     Level.FULL: tuple(8 << (3 * step) for step in range(9)),  # 8 B to 128 MiB
 }
-_PAIR_SIZES = {Level.STANDARD: (8, 65_536, 4_194_304), Level.FULL: _SIZES[Level.FULL]}
-"""Pairs take several rounds, and are compared by the largest size alone."""
 _BUDGET_S = {Level.STANDARD: 0.04, Level.FULL: 1.0}
 """Seconds for the repetitions of the largest size."""
 _COMPARED = 3
@@ -209,8 +207,6 @@ class GroupSpeed(Check):
             facts["slowing"] = slowing(settings, INSIDE)
             facts["nvls_off"] = slowing(settings, NVLS_OFF)
         sizes, by_nvls = _SIZES[ctx.level], ctx.round in (NVLS, AGAIN_NVLS)
-        if ctx.round.startswith((PAIRS, AGAIN_PAIRS)):
-            sizes = _PAIR_SIZES[ctx.level]
         if by_nvls:
             os.environ.update(NVLS_ALONE)
             sizes = NVLS_SIZES

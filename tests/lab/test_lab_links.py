@@ -80,9 +80,6 @@ def test_collectives_are_slow_at_a_slow_port(make_lab: Callable[..., Lab]) -> No
             break
     found = check_warned(run, "bandwidth-low", hosts=["nd2"])
     assert "MB/s bus bandwidth, measured twice" in found["message"]
-    assert run.report is not None
-    timed = run.report["ranks"][0]["facts"]["group_speed"]["pairs-0"]["facts"]["all_reduce"]
-    assert 1_048_576 not in [each["bytes"] for each in timed], "less is asked of a pair than of all"
 
 
 @pytest.mark.wide

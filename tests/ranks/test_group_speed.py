@@ -25,7 +25,7 @@ def test_what_is_measured(tmp_path: Path) -> None:
         facts = rounds["world"]["facts"]
         assert facts["compute"]["seconds"] > 0
         sizes = {each["bytes"]: each for each in facts["all_reduce"]}
-        assert set(sizes) == {8, 65_536, 1_048_576, 4_194_304}
+        assert set(sizes) == {8, 65_536, 4_194_304}
         assert all(each["seconds"] > 0 and each["times"] >= 1 for each in sizes.values())
         assert all(each["busbw"] == pytest.approx(each["algbw"] * 4 / 3) for each in sizes.values())
         assert sizes[4_194_304]["seconds"] > sizes[8]["seconds"] / 2

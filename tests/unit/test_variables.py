@@ -17,7 +17,14 @@ from nccl_doctor.toolkit.nccl.conf import ConfFault, Setting, conf_faults, nccl_
 from nccl_doctor.toolkit.nccl.release import NcclRelease
 from nccl_doctor.toolkit.tables import read_table
 from nccl_doctor.toolkit.variables.recorded import allowed
-from nccl_doctor.toolkit.variables.table import AUTO, FILES, KINDS, Variable, table
+from nccl_doctor.toolkit.variables.table import (
+    AUTO,
+    FILES,
+    KINDS,
+    Variable,
+    rail_variables,
+    table,
+)
 from nccl_doctor.toolkit.variables.values import as_strtoll, canonical, misread
 from tests.support.rows import each_row
 
@@ -133,6 +140,10 @@ def test_every_section_speaks_of_variables_that_are_there(library: str) -> None:
     }
     assert set(raw["differs"]) <= {*("fail", "warn", "info", "free"), "default", "inside", "only"}
     assert not names & set(raw.get("unread", {}))
+
+
+def test_the_variables_of_rails_are_known_without_the_table() -> None:
+    assert rail_variables() == tuple(sorted(row.name for row in ROWS.values() if row.rails))
 
 
 def test_what_was_asked_for_is_in_the_table() -> None:

@@ -35,7 +35,7 @@ from nccl_doctor.toolkit.nccl.release import NcclRelease, loaded_release
 from nccl_doctor.toolkit.net.interfaces import Interface, interfaces
 from nccl_doctor.toolkit.net.routes import gateways
 from nccl_doctor.toolkit.variables.recorded import allowed
-from nccl_doctor.toolkit.variables.table import table
+from nccl_doctor.toolkit.variables.table import rail_variables
 
 
 class Asked(TypedDict):
@@ -149,7 +149,7 @@ def lacking_cards(
     as found, since it may mean them.
     """
     lacking = {}
-    for name in sorted(row.name for row in table().variables.values() if row.rails):
+    for name in rail_variables():
         value = settings[name].value if name in settings else ""
         named = Filter.parse(value.replace(" ", ""))
         absent = [
