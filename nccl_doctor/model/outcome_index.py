@@ -58,7 +58,8 @@ def index_of(observed: Iterable[tuple[Rank, Facts]]) -> dict[str, Seen]:
                 held = seen.held.get(name)
                 if held is None:
                     held = seen.held[name] = Held()
-                held.took_s = max(held.took_s, outcome.duration_s)
+                if outcome.duration_s > held.took_s:  # noqa: PLR1730 - `max` takes twice as long
+                    held.took_s = outcome.duration_s
                 if outcome.status is good:
                     held.ranks.append(rank)
                     held.facts.append(outcome.facts)
