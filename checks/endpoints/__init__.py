@@ -29,7 +29,8 @@ When it is wrong
 A port that is in use may be in use by the service itself, if it is up already: that is a warning,
 and only a note under Ray, or where a parent of this program holds it. A firewall that lets in only
 a certain program or user is not seen. A HOST that is none of the job and refuses the connection is
-only noted: its service may start with the job.
+only noted: its service may start with the job. A call that the host of the service had and read too
+late, as its CPUs are busy, is not judged: that host is host-answers-late.
 
 References
 ----------
@@ -63,10 +64,12 @@ from nccl_doctor.toolkit.net.endpoints import read_endpoint
 from nccl_doctor.toolkit.net.interfaces import interfaces, is_link_local
 from nccl_doctor.toolkit.net.names import look_up
 from nccl_doctor.toolkit.net.ports import ephemeral_range, may_bind, port_holder, reserved_ports
+from nccl_doctor.toolkit.net.routes import source_of
 from nccl_doctor.toolkit.peers.calls import door_of
 from nccl_doctor.toolkit.peers.calm import Calm
 from nccl_doctor.toolkit.peers.echo import Talk, call
 from nccl_doctor.toolkit.peers.listeners import Listeners
+from nccl_doctor.toolkit.shared_kinds import HOST_ANSWERS_LATE
 
 from .rules import BLOCKED, EPHEMERAL, IN_USE, PRIVILEGED, UNREACHABLE, Endpoints
 
@@ -88,7 +91,7 @@ class EndpointsCheck(Check):
     name = "endpoints"
     layer = Layer.RANKS
     cost = "seconds"
-    kinds = (IN_USE, PRIVILEGED, EPHEMERAL, BLOCKED, UNREACHABLE)
+    kinds = (IN_USE, PRIVILEGED, EPHEMERAL, BLOCKED, UNREACHABLE, HOST_ANSWERS_LATE)
     together = True
     needs = (Layer.NAME, Layer.ROUTE, Layer.PORT)
 
@@ -114,16 +117,18 @@ class EndpointsCheck(Check):
         return rounds
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`endpoints`: for each what is known of its port where it is this host's, else how the
-        call ended; in round `rules`, `rules`: those for each call that failed.
+        """`endpoints`: for each what is known of its port where it is this host's, with `late` from
+        `Visitors`, else how the call ended, and from which `source` if it failed; in round `rules`,
+        `rules`: those for each call that failed.
         """
         return _observe_rules(ctx) if ctx.round == RULES else _observe_calls(ctx)
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Findings on the ports, then on the calls."""
+        """Findings on the ports, then on the calls, and on those that say nothing."""
         found = Endpoints(cluster, self.name, CALLS, RULES)
         yield from found.ports()
         yield from found.calls()
+        yield from found.read_late()
 
 
 def _owner(cluster: Cluster, host: str) -> int | None:
@@ -173,6 +178,9 @@ def _observe_calls(ctx: Context) -> dict[str, Any]:
             if doors:
                 ctx.breadcrumb("listening until the other hosts have called")
                 ctx.peers.collect("done", min(_DONE_S, max(0.0, ctx.left() - 1)))
+                for facts in found:
+                    if facts["mine"]:
+                        facts["late"] = ports[facts["port"]].late()
         else:
             _call_all(ctx, found, {})
     finally:
@@ -195,6 +203,10 @@ class _OwnPort:
             self._listeners = Listeners([Origin(each, port=port) for each in at])
             open_ = [door.to_json() for door in self._listeners.doors]
             self.doors = open_ + [{"address": each} for each in self._listeners.failed]
+
+    def late(self) -> dict[str, float]:
+        """Callers so far that this host has served late, from `Visitors.late`."""
+        return self._listeners.late() if self._listeners is not None else {}
 
     def close(self) -> None:
         """Free the port."""
@@ -281,6 +293,8 @@ def _call(facts: dict[str, Any], address: str, door: Mapping[str, Any] | None) -
     if made["outcome"] != "ok":
         time.sleep(_PAUSE_S)
         made = _once(address, facts["port"], door)
+    if made["outcome"] != "ok":
+        facts["source"] = source_of(address)[0]
     facts.update(address=address, **made)
 
 

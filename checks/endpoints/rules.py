@@ -25,6 +25,8 @@ from nccl_doctor.toolkit.firewall.portrules import fits, how_to_let_pass, stoppe
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.net.endpoints import read_endpoint
 from nccl_doctor.toolkit.net.ports import reserve_port
+from nccl_doctor.toolkit.peers.matrix import unread_s
+from nccl_doctor.toolkit.shared_kinds import HOST_ANSWERS_LATE
 
 IN_USE = Kind(
     code="endpoint-in-use",
@@ -138,11 +140,26 @@ class Endpoints:
         for endpoint, seen in self._seen.items():
             failed, owner = _failed(seen), _owner(seen)
             if owner is not None:
-                tried = sum("outcome" in one for one in seen.values())
+                tried = sum("outcome" in one for one in seen.values()) - len(_read_late(seen))
                 yield from self._inside(endpoint, owner, tried, failed)
             elif not any(one.get("planned") is not None for one in seen.values()):
                 yield from self._nowhere(endpoint, seen)
                 yield from self._outside(endpoint, seen, failed)
+
+    def read_late(self) -> Iterator[Finding]:
+        """Findings on hosts of endpoints that had what was said, and read it too late."""
+        for endpoint, seen in self._seen.items():
+            late, owner = _read_late(seen), _owner(seen)
+            tried = sum("outcome" in one for one in seen.values())
+            if late and owner is not None:
+                yield Finding(
+                    HOST_ANSWERS_LATE,
+                    f"{endpoint}: on new connections, data lay unread for up to "
+                    f"{max(late.values()):.1f} s: {len(late)} of {tried} calls could not be judged",
+                    Where(hosts=(self._labels[owner],)),
+                    {"longest, s": {self._labels[seat]: waited for seat, waited in late.items()}},
+                    confidence=Confidence.CERTAIN,
+                )
 
     def _nowhere(self, endpoint: str, seen: Mapping[int, Facts]) -> Iterator[Finding]:
         """Findings on names and node ranks that lead nowhere."""
@@ -241,12 +258,30 @@ def _owner(seen: Mapping[int, Facts]) -> int | None:
 
 
 def _failed(seen: Mapping[int, Facts]) -> dict[int, Facts]:
-    """Calls that failed; where the port could not be had, a refusal says nothing of the way."""
-    owner = _owner(seen)
+    """Calls that failed; where the port could not be had, a refusal says nothing of the way, nor
+    does silence where its host read too late what was said.
+    """
+    owner, late = _owner(seen), _read_late(seen)
     good = {"ok"}
     if owner is not None and seen[owner]["bind_errno"] is not None:
         good.add("refused")
-    return {seat: one for seat, one in seen.items() if one.get("outcome", "ok") not in good}
+    return {
+        seat: one
+        for seat, one in seen.items()
+        if one.get("outcome", "ok") not in good and seat not in late
+    }
+
+
+def _read_late(seen: Mapping[int, Facts]) -> dict[int, float]:
+    """Seat of each caller → seconds for which what it said lay unread, while it waited in vain."""
+    owner = _owner(seen)
+    if owner is None:
+        return {}
+    waited = {
+        seat: unread_s({"attempts": [one], "source": one.get("source")}, seen[owner])
+        for seat, one in seen.items()
+    }
+    return {seat: seconds for seat, seconds in waited.items() if seconds}
 
 
 def _by_words(failed: Mapping[int, Facts]) -> dict[str, list[int]]:

@@ -100,6 +100,7 @@ from nccl_doctor.toolkit.peers.matrix import (
     unroutable_hosts,
 )
 from nccl_doctor.toolkit.peers.schedule import partners_enough, plan_schedule
+from nccl_doctor.toolkit.shared_kinds import HOST_ANSWERS_LATE
 
 from .again import AGAIN, RULES_AGAIN, latest_calls, seats_again, was_open
 from .clients import clients_of_store, looked_up
@@ -125,7 +126,7 @@ from .kinds import (
     if_reached,
     lower_mtu,
 )
-from .late import LATE, judge_late
+from .late import judge_late
 from .local import RulesFacts, observe_rules
 from .sampled import SAMPLED, UNPLACED, judge_places, judge_sample
 from .shown import links_of
@@ -168,7 +169,7 @@ class Firewall(Check):
         STRANGER,
         SAMPLED,
         UNPLACED,
-        LATE,
+        HOST_ANSWERS_LATE,
     )
     reads = ("advertised_addresses", "duplicate_address", "interfaces", "nccl_library", "own_name")
 

@@ -4,31 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from nccl_doctor.api import (
-    Cluster,
-    Confidence,
-    Finding,
-    Fix,
-    Kind,
-    Layer,
-    Severity,
-    Where,
-    host_labels,
-    look,
-)
+from nccl_doctor.api import Cluster, Confidence, Finding, Where, host_labels
 from nccl_doctor.toolkit.peers.matrix import Pair, unread_s
-
-LATE = Kind(
-    code="host-answers-late",
-    layer=Layer.HOST,
-    title="A host takes seconds to read what the others say",
-    why="The connection stands and the data has arrived, but the process that is to read it does "
-    "not run: the CPUs are busy, or limited. A job there is as late, and in each collective all "
-    "ranks wait for the slowest one.",
-    fix=Fix(look("top -b -n 1 -o %CPU | head -n 20", "shows what uses the CPUs")),
-    severity=Severity.INFO,
-    delays=True,
-)
+from nccl_doctor.toolkit.shared_kinds import HOST_ANSWERS_LATE
 
 
 def judge_late(cluster: Cluster, rounds: Iterable[str]) -> Iterator[Finding]:
@@ -47,7 +25,7 @@ def judge_late(cluster: Cluster, rounds: Iterable[str]) -> Iterator[Finding]:
         of_host[labels[listener]] = max(seconds, of_host.get(labels[listener], 0.0))
     pairs = "pair" if len(longest) == 1 else "pairs"
     yield Finding(
-        LATE,
+        HOST_ANSWERS_LATE,
         f"on new connections, data lay unread for up to {max(of_host.values()):.1f} s: "
         f"{len(longest)} ordered {pairs} of hosts could not be judged",
         Where(hosts=tuple(sorted(of_host))),

@@ -47,6 +47,17 @@ PORT_BLOCKED = Kind(
     "reports nothing until its time-out.",
     fix="open MASTER_PORT on rank 0's host for the hosts of the job",
 )
+HOST_ANSWERS_LATE = Kind(
+    code="host-answers-late",
+    layer=Layer.HOST,
+    title="A host takes seconds to read what the others say",
+    why="The connection stands and the data has arrived, but the process that is to read it does "
+    "not run: the CPUs are busy, or limited. A job there is as late, and in each collective all "
+    "ranks wait for the slowest one.",
+    fix=Fix(look("top -b -n 1 -o %CPU | head -n 20", "shows what uses the CPUs")),
+    severity=Severity.INFO,
+    delays=True,
+)
 TIMEOUT_TOO_SHORT = Kind(
     "timeout-too-short",
     Layer.ENV,

@@ -28,6 +28,8 @@ def test_storage_ports_and_a_file_of_healthy_hosts(tmp_path: Path, lab: Lab) -> 
     status = {check["name"]: check["status"] for check in run.report["checks"]}
     for name in ("paths", "endpoints", "reach", "init_method"):
         assert status[name] == "pass", str(run)
+    owner = run.report["hosts"][0]["facts"]["endpoints"]["calls"]["facts"]["endpoints"]
+    assert [(each["mine"], each.get("late")) for each in owner] == [(True, {}), (False, None)]
     assert list((tmp_path / "shared").iterdir()) == []
 
 

@@ -158,6 +158,31 @@ def test_the_rule_of_a_host_that_calls() -> None:
     found(world, "endpoint-blocked", links=[("nd2", "nd0")])
 
 
+def late(world: World, *names: str) -> World:
+    """These hosts called nd0 in vain, which read late what they said."""
+    world.fail(*names, outcome="intercepted")
+    for name in names:
+        world.change(name, source=f"10.0.1.{name[2:]}")
+    return world.change("nd0", late={f"10.0.1.{name[2:]}": 3.2 for name in names})
+
+
+def test_a_host_that_reads_late_shuts_nobody_out() -> None:
+    one = found(late(World(3), "nd1", "nd2"), "host-answers-late", "nd0")
+    assert one.level is Severity.INFO
+    assert one.message == (
+        "nd0:8265: on new connections, data lay unread for up to 3.2 s: 2 of 2 calls could not be "
+        "judged"
+    )
+
+
+def test_a_host_that_reads_late_explains_no_other_call() -> None:
+    world = late(World(4), "nd1").fail("nd2", outcome="intercepted")
+    by_code = {each.code: each for each in judge(CHECK, world.cluster())}
+    assert by_code.keys() == {"endpoint-blocked", "host-answers-late"}
+    assert by_code["endpoint-blocked"].where.links == (("nd2", "nd0"),)
+    assert "(1 of 2 hosts)" in by_code["endpoint-blocked"].message
+
+
 def test_a_name_that_leads_to_another_machine() -> None:
     world = World(3).fail("nd1", outcome="refused").change("nd1", address="10.9.9.9", foreign=True)
     one = found(world, "endpoint-blocked", links=[("nd1", "nd0")])
