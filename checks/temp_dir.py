@@ -42,7 +42,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nccl_doctor.api import (
-    ALONE,
     Check,
     Cluster,
     Context,
@@ -126,7 +125,7 @@ class TempDir(Check):
         """A failure if no folder works, or one does not answer; a warning if a requested folder is
         not used, or is full.
         """
-        for item in cluster.evidence(self.name, ALONE):
+        for item in cluster.ended(self.name):
             end = item.outcome
             if (
                 end.status is OutcomeStatus.HUNG

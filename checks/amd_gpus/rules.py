@@ -95,11 +95,9 @@ def _weighed(cluster: Cluster, found: Finding) -> Finding:
 
 def _ended(cluster: Cluster) -> Iterator[Finding]:
     """Findings on observations that ended in a call to the driver, by themselves."""
-    for item in cluster.evidence(CHECK, ALONE):
+    for item in cluster.ended(CHECK):
         end = item.outcome
-        if end.status not in (OutcomeStatus.HUNG, OutcomeStatus.DIED) or end.last_step != STEP:
-            continue
-        if certainty_of(end) is not None:
+        if end.last_step == STEP and certainty_of(end) is not None:
             how = "did not return" if end.status is OutcomeStatus.HUNG else "killed the process"
             crumb = end.breadcrumbs[-1]
             yield _no_answer(item.rank.host, f"{crumb.get('call')} {how}")

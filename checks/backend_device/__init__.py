@@ -53,7 +53,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.api import (
-    ALONE,
     Check,
     Cluster,
     Confidence,
@@ -253,7 +252,7 @@ class BackendDevice(Check):
                 yield Setup("gpus", models or "none", host.id)
 
     def _found(self, cluster: Cluster) -> Iterator[Finding]:
-        yield from _wedged(cluster.evidence(self.name, ALONE), facts_by_host(cluster))
+        yield from _wedged(cluster.ended(self.name), facts_by_host(cluster))
         hosts: dict[int, list[SeenByRank]] = defaultdict(list)
         for one in (SeenByRank(rank, facts) for rank, facts in cluster.facts(self.name)):
             hosts[one.rank.host.id].append(one)

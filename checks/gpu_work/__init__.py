@@ -208,7 +208,7 @@ class GpuWork(Check):
         }
         for item in cluster.evidence(self.name, ALONE):
             status, facts = item.outcome.status, item.outcome.facts
-            if item.outcome.last_step == DRIVER and item.rank.seat in said:
+            if item.rank.seat in said and item.outcome.last_step == DRIVER:
                 continue
             if status in (OutcomeStatus.HUNG, OutcomeStatus.DIED):
                 yield from _ended(item)
@@ -323,12 +323,13 @@ def _device(uuid: str | None) -> Where:
 
 def _with_bad_driver(cluster: Cluster) -> set[int]:
     """Seats where backend_device reports that the driver does not start."""
-    return {
+    ended = {
         item.rank.seat
-        for item in cluster.evidence("backend_device", ALONE)
-        if (item.outcome.last_step == DRIVER and certainty_of(item.outcome) is not None)
-        or item.outcome.facts.get("driver_error")
+        for item in cluster.ended("backend_device")
+        if item.outcome.last_step == DRIVER and certainty_of(item.outcome) is not None
     }
+    facts = cluster.facts("backend_device")
+    return ended | {rank.seat for rank, seen in facts if seen.get("driver_error")}
 
 
 def _ended(item: Evidence) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from nccl_doctor.api import (
     Layer,
     On,
     OutcomeStatus,
+    Rank,
     Severity,
     Step,
     Where,
@@ -61,27 +62,27 @@ def judge_peers(cluster: Cluster) -> Iterator[Finding]:
     `gpu_direct` saw on the path between the two is added.
     """
     yield from _untested(cluster)
-    for item, finding in _broken(cluster):
-        text = "; ".join([finding.message, *in_the_way(cluster, item.rank.host)])
+    for rank, finding in _broken(cluster):
+        text = "; ".join([finding.message, *in_the_way(cluster, rank.host)])
         yield finding.replaced(message=text)
 
 
-def _broken(cluster: Cluster) -> Iterator[tuple[Evidence, Finding]]:
+def _broken(cluster: Cluster) -> Iterator[tuple[Rank, Finding]]:
     sick = set(_sick(cluster))
-    for item in cluster.evidence(CHECK, ALONE):
+    for rank, facts in cluster.facts(CHECK):
+        peer = facts.get("peer")
+        if peer and peer["uuid"] not in sick:
+            yield from ((rank, found) for found in _seen(rank, facts, peer))
+    for item in cluster.ended(CHECK):
         end = item.outcome
-        if end.status is OutcomeStatus.OK:
-            peer = end.facts.get("peer")
-            if peer and peer["uuid"] not in sick:
-                yield from ((item, found) for found in _seen(item, end.facts, peer))
-        elif end.last_step == TO_PEER and certainty_of(end) is not None:
+        if end.last_step == TO_PEER and certainty_of(end) is not None:
             crumb = end.breadcrumbs[-1]
             if crumb.get("peer") not in sick:
                 hung = end.status is OutcomeStatus.HUNG
                 how = f"no end within {end.duration_s:.0f} s" if hung else "the process died"
                 how += f" by {end.signal}" if end.signal else ""
                 pair = crumb.get("uuid"), crumb.get("peer")
-                yield item, _finding(item, pair, how, crumb)
+                yield item.rank, _finding(item.rank, pair, how, crumb)
 
 
 def _untested(cluster: Cluster) -> Iterator[Finding]:
@@ -101,38 +102,38 @@ def _untested(cluster: Cluster) -> Iterator[Finding]:
             )
 
 
-def _seen(item: Evidence, facts: Mapping[str, Any], peer: Mapping[str, Any]) -> Iterator[Finding]:
+def _seen(rank: Rank, facts: Mapping[str, Any], peer: Mapping[str, Any]) -> Iterator[Finding]:
     pair = facts["uuid"], peer["uuid"]
     if peer["error"]:
-        yield _finding(item, pair, peer["error"], peer)
+        yield _finding(rank, pair, peer["error"], peer)
     for wrong in peer["wrong"]:
         text = f"{wrong['count']} of {wrong['of']} numbers changed, {wrong['example']}"
-        yield _finding(item, pair, text, wrong, sure=Confidence.CERTAIN)
+        yield _finding(rank, pair, text, wrong, sure=Confidence.CERTAIN)
 
 
 def _finding(
-    item: Evidence,
+    rank: Rank,
     pair: tuple[str | None, str | None],
     what: str,
     evidence: Mapping[str, Any],
     sure: Confidence = Confidence.LIKELY,
 ) -> Finding:
     own, peer = pair
-    where = item.where | Where(devices=tuple(sorted(filter(None, pair))))
+    where = Evidence.rank_place(rank) | Where(devices=tuple(sorted(filter(None, pair))))
     text = f"copy from {own or 'its own GPU'} to {peer or 'another GPU'}: {what}"
     return Finding(P2P_BROKEN, text, where, dict(evidence), confidence=sure)
 
 
 def _sick(cluster: Cluster) -> Iterator[str]:
     """UUIDs of GPUs that do not work by themselves, or that are lost."""
-    for item in cluster.evidence(CHECK, ALONE):
+    for _, facts in cluster.facts(CHECK):
+        if facts["error"] or facts["wrong"]:
+            yield str(facts["uuid"])
+    for item in cluster.ended(CHECK):
         end = item.outcome
-        if end.status is OutcomeStatus.OK and (end.facts["error"] or end.facts["wrong"]):
-            yield str(end.facts["uuid"])
-        elif end.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED) and end.last_step != TO_PEER:
-            uuid = end.breadcrumbs[-1].get("uuid") if end.breadcrumbs else None
-            if uuid:
-                yield str(uuid)
+        uuid = end.breadcrumbs[-1].get("uuid") if end.breadcrumbs else None
+        if uuid and end.last_step != TO_PEER:
+            yield str(uuid)
     for _, facts in cluster.facts("gpu_state"):
         for gpu in facts["gpus"]:
             if gpu.get("uuid") and is_gone(gpu):

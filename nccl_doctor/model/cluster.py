@@ -347,6 +347,13 @@ class Cluster:
         """Round → outcomes of a check."""
         return self._outcomes_of(check).held
 
+    def ended(self, check: str, round_name: str = ALONE) -> Iterator[Evidence]:
+        """Outcomes of a check that are `hung` or `died`, in order of rank."""
+        held = self.held(check).get(round_name)
+        for rank, outcome in () if held is None else held.unlike:
+            if outcome.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED):
+                yield Evidence(rank, round_name, outcome)
+
     def unfinished(self) -> Iterator[tuple[Rank, str, str, Outcome]]:
         """(observer, check, round, outcome) of every outcome that is neither `ok` nor `skipped`."""
         passed = (OutcomeStatus.OK, OutcomeStatus.SKIPPED)

@@ -39,6 +39,19 @@ def test_a_round_has_who_is_good_and_who_is_unlike_and_the_longest_time() -> Non
     assert [(r.rank, *rest[:2]) for r, *rest in cluster.unfinished()] == [(2, "groups", "first")]
 
 
+def test_what_hung_or_died_is_all_that_has_ended() -> None:
+    raised = Outcome(OutcomeStatus.RAISED, reason="KeyError")
+    hung, died = Outcome(OutcomeStatus.HUNG), Outcome(DIED)
+    partly = Outcome(OK, reason="no driver")
+    rounds = [{"first": each} for each in (died, Outcome(OK), partly, raised, hung)]
+    cluster = of(*rounds, {"second": died})
+    found = [
+        (item.rank.rank, item.round, item.outcome) for item in cluster.ended("groups", "first")
+    ]
+    assert found == [(0, "first", died), (4, "first", hung)]
+    assert list(cluster.ended("groups")) == list(cluster.ended("unheard")) == []
+
+
 def test_a_look_through_all_finds_the_same_as_a_look_at_one_check() -> None:
     cluster = of({"first": Outcome(OK, {"is": 0})}, {"first": Outcome(DIED)})
     alone, at_once = cluster.held("groups")["first"], replace(cluster)

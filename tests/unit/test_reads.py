@@ -14,7 +14,7 @@ from tests.support.checks import CHECKS
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLKIT = "nccl_doctor.toolkit"
-_READERS = ("facts", "evidence", "facts_on", "evidence_on")
+_READERS = ("facts", "evidence", "ended", "facts_on", "evidence_on")
 
 ALSO_WORDS = {
     "deepspeed_config",

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import lru_cache, partial
 from typing import Any
 
 from nccl_doctor.model.cluster import Facts, Outcome
@@ -192,6 +192,18 @@ def _learn(text: Text, key: str, value: str) -> None:
         text.names.know_host(value)
 
 
+class _Strings(dict[str, str]):
+    """Strings behind one key → their new forms, each made once: ranks say much the same."""
+
+    def __init__(self, make: Callable[[str], str]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, value: str) -> str:
+        made = self[value] = self._make(value)
+        return made
+
+
 class _Writer:
     """Rewrites JSON data."""
 
@@ -202,7 +214,7 @@ class _Writer:
         self._text = text
         self._shared = shared
         self._made: dict[tuple[str, int], dict[str, Any]] = {}
-        self._string = lru_cache(maxsize=65536)(self._made_string)
+        self._strings: dict[str, _Strings] = {}
         self._keys = lru_cache(maxsize=65536)(self._made_keys)
 
     def report(self, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,17 +234,18 @@ class _Writer:
                 return self._table(key, value, own=own)
             return self._free_table(key, value)
         if kind is str or isinstance(value, str):
-            return self._string(key, value)
+            return self._strings_of(key)[value]
         if isinstance(value, (list, tuple)):
+            strings = self._strings_of(key)
             return [
-                self._string(key, item) if type(item) is str else self._any(key, item, own=own)
+                strings[item] if type(item) is str else self._any(key, item, own=own)
                 for item in value
             ]
         if isinstance(value, (set, frozenset)):
             return sorted((self._any(key, item) for item in value), key=str)
         if isinstance(value, (int, float)):
             return value
-        return self._string(key, str(value))
+        return self._strings_of(key)[str(value)]
 
     def _free_table(self, key: str, table: Mapping[str, Any]) -> dict[str, Any]:
         is_shared = id(table) in self._shared
@@ -240,10 +253,10 @@ class _Writer:
             return self._made[key, id(table)]
         made: dict[str, Any] = {}
         pairs = zip(self._keys(key, tuple(table)), table.values(), strict=True)
-        for (name, behind), item in pairs:
+        for (name, behind, strings), item in pairs:
             kind = type(item)
             if kind is str:
-                made[name] = self._string(behind, item)
+                made[name] = strings[item]
             elif kind in _PLAIN:
                 made[name] = item
             elif kind is dict and behind != "merged":  # nearly all: there are half a million
@@ -254,11 +267,16 @@ class _Writer:
             self._made[key, id(table)] = made
         return made
 
-    def _made_keys(self, key: str, table: Sequence[Any]) -> list[tuple[str, str]]:
-        """Each key of a table in its new form, and the key behind which its value stands."""
+    def _made_keys(self, key: str, table: Sequence[Any]) -> list[tuple[str, str, _Strings]]:
+        """Each key of a table in its new form, the key behind which its value stands, and the
+        strings behind that key.
+        """
         names = [str(name) for name in table]
-        hosts = self._hosts_among(names)
-        return [(self._key(name, name in hosts), _behind(key, name)) for name in names]
+        hosts, behind = self._hosts_among(names), [_behind(key, name) for name in names]
+        return [
+            (self._key(name, name in hosts), after, self._strings_of(after))
+            for name, after in zip(names, behind, strict=True)
+        ]
 
     def _hosts_among(self, names: Sequence[str]) -> set[str]:
         knows = self._text.names.knows_host
@@ -287,6 +305,11 @@ class _Writer:
         if _UNLIKE_A_WORD.search(name) or name.startswith(("/", "~")):
             return self._text.replaced(name)
         return name
+
+    def _strings_of(self, key: str) -> _Strings:
+        if key not in self._strings:
+            self._strings[key] = _Strings(partial(self._made_string, key))
+        return self._strings[key]
 
     def _made_string(self, key: str, value: str) -> str:
         text = self._text

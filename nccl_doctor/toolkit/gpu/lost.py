@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nccl_doctor.model.cluster import ALONE, Cluster, Evidence, OutcomeStatus
+from nccl_doctor.model.cluster import Cluster, Evidence
 from nccl_doctor.model.findings import Confidence, Finding
 from nccl_doctor.toolkit.gpu.ends import certainty_of, is_gone
 from nccl_doctor.toolkit.gpu.nvml import STEP
@@ -35,10 +35,7 @@ def hosts_without_gpu(cluster: Cluster) -> frozenset[int]:
 
 def ended_in_driver(cluster: Cluster) -> Iterator[Evidence]:
     """Observations that hung or died in a call to the driver."""
-    for item in cluster.evidence(CHECK, ALONE):
-        end = item.outcome
-        if end.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED) and end.last_step == STEP:
-            yield item
+    return (item for item in cluster.ended(CHECK) if item.outcome.last_step == STEP)
 
 
 def facts_by_host(cluster: Cluster) -> dict[int, Mapping[str, Any]]:
