@@ -156,7 +156,8 @@ def _parts(cluster: Cluster, world: tuple[int, ...], deadline_s: float) -> Itera
     if len(by_host) > 1 and inside:
         yield Round("each-host", inside, deadline_s)
         # In order of rank, as torch sorts the members of every group that it builds.
-        firsts = tuple(sorted((seats[0] for seats in by_host), key=world.index))
+        of_hosts = {seats[0] for seats in by_host}
+        firsts = tuple(seat for seat in world if seat in of_hosts)
         yield Round("across-hosts", (firsts,), deadline_s)
 
 
