@@ -20,7 +20,7 @@ from nccl_doctor.api import (
     Where,
     word,
 )
-from nccl_doctor.toolkit.peers.matrix import PeerCall, sure_attempts
+from nccl_doctor.toolkit.peers.matrix import PeerCall, outcome_of, sure_attempts
 
 _NOTE = "its own on every host, on the network of the job"
 _OF_OTHERS = Fix(
@@ -162,28 +162,30 @@ def _unreachable(
         if facts["data"] in facts.get("reached", ()):
             reached.add(rank.seat)
         for text, entries in (facts.get("peers") or {}).items():
+            listener = int(text)
             for entry in entries:
+                attempts = sure_attempts(entry, of_seat.get(listener, {}))
+                outcome = outcome_of(attempts)
+                if outcome == "untested":
+                    continue
                 call = PeerCall(
                     rank.seat,
-                    int(text),
+                    listener,
                     entry["address"].partition("%")[0],
                     entry["interface"],
                     entry["port"],
                     entry.get("source"),
                     True,
-                    sure_attempts(entry, of_seat.get(int(text), {})),
+                    attempts,
+                    outcome,
                 )
-                calls.setdefault((call.listener, call.address), []).append(call)
-                if DATA in entry["roles"] and call.outcome in _ARRIVES:
-                    reached.add(call.listener)
+                calls.setdefault((listener, call.address), []).append(call)
+                if DATA in entry["roles"] and outcome in _ARRIVES:
+                    reached.add(listener)
     pinned = {each.rank.seat for each in told if each.by in _PIN and each.is_own}
     lost: dict[str, list[tuple[_Told, PeerCall]]] = {}
     for each in told:
-        tried = [
-            call
-            for call in calls.get((each.rank.seat, each.address), ())
-            if call.outcome != "untested"
-        ]
+        tried = calls.get((each.rank.seat, each.address), [])
         away = bool(tried) and not any(call.outcome in _ARRIVES for call in tried)
         # With one of these variables, nobody asks for the default route or the name.
         counts = each.by in VARIABLES or each.rank.seat not in pinned

@@ -197,19 +197,20 @@ class RailReach(Check):
         reports = list(cluster.facts(self.name, "matrix"))
         made = read_rail_calls(reports)
         may = {rank.seat for rank, facts in reports if facts.get("cross_nic") == _MAY}
-        calls = [call for call in made if not call.is_cross or call.ends[0][0] not in may]
+        calls = [each for each in made if not each.is_cross or each.call.caller not in may]
         rails = {rank.seat: facts["rails"] for rank, facts in reports}
         labels = host_labels(cluster)
         bad = {call.ends: call for call in calls if call.outcome not in ("ok", "mtu")}
         blame = blame_links((call.ends for call in calls), bad)
         yield from _findings(UNREACHABLE, blame.causes, bad, rails, labels)
         stuck = {call.stuck: call for call in calls if call.outcome == "mtu"}
-        moved = [e for call in calls if call.outcome == "ok" for e in (call.ends, call.ends[::-1])]
-        blame = blame_links((end for end in moved if end not in stuck), stuck)
+        moved = (e for call in calls if call.outcome == "ok" for e in (call.ends, call.ends[::-1]))
+        blame = blame_links((ends for ends in moved if ends not in stuck), stuck)
         yield from _findings(LARGE_LOST, blame.causes, stuck, rails, labels)
         pxn = all(facts.get("pxn", True) for _, facts in reports)
-        cross = [call for call in made if call.is_cross and call.ends[0][0] in may]
-        yield from _apart(cross, calls, labels, pxn=pxn)
+        cross = [each for each in made if each.is_cross and each.call.caller in may]
+        if cross:
+            yield from _apart(cross, calls, labels, pxn=pxn)
 
 
 def _findings(

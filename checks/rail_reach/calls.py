@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nccl_doctor.api import Rank
 from nccl_doctor.toolkit.net.dial import Origin
 from nccl_doctor.toolkit.peers.calls import Entry, door_of
 from nccl_doctor.toolkit.peers.echo import call_all
-from nccl_doctor.toolkit.peers.matrix import PeerCall, sure_attempts
+from nccl_doctor.toolkit.peers.matrix import PeerCall, outcome_of, sure_attempts
 
 from .neighbours import SETTLED_S, neighbour
 
@@ -95,8 +94,7 @@ def call_rails(
     return found
 
 
-@dataclass(frozen=True)
-class RailCall:
+class RailCall(NamedTuple):
     """A `PeerCall` from one rail to another; `neighbour`: as of `neighbour`, on the caller."""
 
     call: PeerCall
@@ -148,23 +146,24 @@ class RailCall:
 def read_rail_calls(reports: Iterable[tuple[Rank, Mapping[str, Any]]]) -> list[RailCall]:
     """Calls between hosts that both reported; calls that were not confirmed are left out."""
     facts = {rank.seat: report for rank, report in reports}
-    found = [
-        RailCall(
-            PeerCall(
+    found = []
+    for caller, report in facts.items():
+        for each in report["calls"]:
+            listener = each["seat"]
+            attempts = sure_attempts(each, facts[listener]) if listener in facts else ()
+            outcome = outcome_of(attempts)
+            if outcome == "untested":
+                continue
+            call = PeerCall(
                 caller,
-                each["seat"],
+                listener,
                 each["address"],
                 each["interface"],
                 each["port"],
                 each["source"],
                 True,
-                sure_attempts(each, facts[each["seat"]]),
-            ),
-            (each["rail"], each["to"]),
-            each["neighbour"],
-        )
-        for caller, report in facts.items()
-        for each in report["calls"]
-        if each["seat"] in facts
-    ]
-    return [call for call in found if call.outcome != "untested"]
+                attempts,
+                outcome,
+            )
+            found.append(RailCall(call, (each["rail"], each["to"]), each["neighbour"]))
+    return found

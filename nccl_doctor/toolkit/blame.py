@@ -122,7 +122,10 @@ def blame_links(tested: Iterable[tuple[P, P]], failed: Iterable[tuple[P, P]]) ->
     eight hosts depend on each other (many hosts that fail with one another, and almost no others to
     compare with): then too few hosts may be named, and links instead.
     """
-    matrix = _Matrix(frozenset(tested), frozenset(failed))
+    bad = frozenset(failed)
+    if not bad:
+        return LinkBlame()
+    matrix = _Matrix(frozenset(tested), bad)
     hosts = tuple(matrix.hosts())
     left = matrix.failed.difference(*(cause.pairs for cause in hosts))
     return LinkBlame((*hosts, *matrix.links(left)))

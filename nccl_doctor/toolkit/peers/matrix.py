@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from nccl_doctor.model.cluster import Cluster, Rank
 from nccl_doctor.model.findings import Confidence
@@ -40,16 +40,15 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PeerCall:
+class PeerCall(NamedTuple):  # as quick to make as can be: a large cluster has many
     """The calls of one host to one address of another.
 
     `job` is True if the job's own backend would use the address. `attempts` are `Call`s as plain
-    data; the last one is the result. `route` is one of the caller that leads nowhere, if that is
-    why. `fixed`: hardware address and interface of an entry of the caller's neighbour table that
-    somebody made, and that leads to another machine; empty if there is none. `carries`: bytes of
-    the largest packets that pass, where larger ones stop, and `mtu` of the caller's interface; 0 if
-    that was not tried.
+    data; `outcome` is their result, as of `outcome_of`. `route` is one of the caller that leads
+    nowhere, if that is why. `fixed`: hardware address and interface of an entry of the caller's
+    neighbour table that somebody made, and that leads to another machine; empty if there is none.
+    `carries`: bytes of the largest packets that pass, where larger ones stop, and `mtu` of the
+    caller's interface; 0 if that was not tried.
     """
 
     caller: int
@@ -60,15 +59,11 @@ class PeerCall:
     source: str | None
     job: bool
     attempts: Sequence[Mapping[str, Any]]
+    outcome: str
     route: str = ""
     fixed: tuple[str, ...] = ()
     carries: int = 0
     mtu: int = 0
-    outcome: str = field(init=False, compare=False)
-    """The result, or `untested`: none, or a failure that was not confirmed."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "outcome", _outcome_of(self.attempts))
 
     @property
     def pair(self) -> Pair:
@@ -128,7 +123,10 @@ class PeerCall:
         }
 
 
-def _outcome_of(attempts: Sequence[Mapping[str, Any]]) -> str:
+def outcome_of(attempts: Sequence[Mapping[str, Any]]) -> str:
+    """The result of calls to one address: that of the last one; `untested` where there is none, or
+    a failure that was not confirmed.
+    """
     if not attempts:
         return "untested"
     last = str(attempts[-1]["outcome"])
@@ -171,33 +169,40 @@ def read_calls(reports: Iterable[tuple[Rank, Mapping[str, Any]]], backend: str) 
         reports: (observer, facts) with `peers` (seat as text → entries) and `nccl_data`.
         backend: the job's.
     """
-    facts = {rank.seat: dict(report) for rank, report in reports}
+    facts = {rank.seat: report for rank, report in reports}
+    wanted = {sockets: job_roles(backend, sockets) for sockets in (True, False)}
     calls = []
     for caller, report in facts.items():
         for text, entries in report.get("peers", {}).items():
             listener = int(text)
             if listener not in facts:
                 continue
-            sockets = facts[listener].get("nccl_data") == "sockets"
-            wanted = job_roles(backend, sockets)
-            some = any(wanted & set(entry["roles"]) for entry in entries)
-            for entry in entries:
-                call = PeerCall(
-                    caller,
-                    listener,
-                    entry["address"],
-                    entry["interface"],
-                    entry["port"],
-                    entry.get("source"),
-                    bool(wanted & set(entry["roles"])) or not some,
-                    sure_attempts(entry, facts[listener]),
-                    str(entry.get("route", "")),
-                    tuple(map(str, entry.get("fixed", ()))),
-                    int(entry.get("carries", 0)),
-                    int(entry.get("mtu", 0)),
+            called = facts[listener]
+            roles = wanted[called.get("nccl_data") == "sockets"]
+            for_job = [not roles.isdisjoint(entry["roles"]) for entry in entries]
+            some = any(for_job)
+            for entry, is_for_job in zip(entries, for_job, strict=True):
+                attempts = sure_attempts(entry, called)
+                outcome = outcome_of(attempts)
+                if outcome == "untested":
+                    continue
+                calls.append(
+                    PeerCall(
+                        caller,
+                        listener,
+                        entry["address"],
+                        entry["interface"],
+                        entry["port"],
+                        entry.get("source"),
+                        is_for_job or not some,
+                        attempts,
+                        outcome,
+                        str(entry.get("route", "")),
+                        tuple(map(str, entry.get("fixed", ()))),
+                        int(entry.get("carries", 0)),
+                        int(entry.get("mtu", 0)),
+                    )
                 )
-                if call.outcome != "untested":
-                    calls.append(call)
     return calls
 
 
