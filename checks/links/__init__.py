@@ -378,7 +378,7 @@ class _Judge:
         def shown(measure: Measure | None) -> dict[str, Any] | None:
             if measure is None:
                 return None
-            return {**vars(measure), "starved": sorted(measure.starved)}
+            return {**measure._asdict(), "starved": sorted(measure.starved)}
 
         pairs = sorted(pairs)
         return {

@@ -30,8 +30,7 @@ def turns(
 
 def rounds_held(cluster: Cluster, check: str) -> list[str]:
     """Names of these rounds, in a cluster in which they were held."""
-    names = {each.round for each in cluster.evidence(check)}
-    return sorted(name for name in names if name.startswith(AGAIN))
+    return sorted(name for name in cluster.held(check) if name.startswith(AGAIN))
 
 
 def reports_again(cluster: Cluster, check: str) -> Iterator[tuple[Rank, Mapping[str, Any]]]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from nccl_doctor.api import Cause, Cluster, blame_links
 from nccl_doctor.toolkit.cpu_wait import ran_share, was_starved
@@ -38,8 +38,7 @@ _TRIES = 3
 """Number of suspect links of each host that are tried again."""
 
 
-@dataclass(frozen=True)
-class Measure:
+class Measure(NamedTuple):  # as quick to make as can be: a large cluster has many
     """One direction between two hosts, measured once.
 
     `rate` is bytes per second, 0 if it stopped; `rate` and `rtt_us` are None if nothing was
@@ -171,7 +170,7 @@ class Confirmed:
 def confirm(first: Measures, second: Measures, nics: Mapping[int, int | None]) -> Confirmed:
     """The causes that both tries confirm; what the second one clears was noise."""
     doubtful = suspects(first, nics)
-    best = {pair: _better(each, second.get(pair)) for pair, each in first.items()}
+    best = {**first, **{p: _better(first[p], each) for p, each in second.items() if p in first}}
     if not doubtful.all:
         return Confirmed((), (), frozenset(), Outliers(), best)
     still_slow, still_late = _slow(best, nics), _late(best)
@@ -230,7 +229,7 @@ def _with_cpu(pairs: Set[Pair], best: Measures, first: Measures, second: Measure
     """The best measurements, and of some pairs what their ends might have reached with a CPU."""
     tries = {pair: (first[pair].rate_with_cpu, second[pair].rate_with_cpu) for pair in pairs}
     return {
-        pair: replace(each, rate=max((rate or 0.0 for rate in tries[pair]), default=None))
+        pair: each._replace(rate=max((rate or 0.0 for rate in tries[pair]), default=None))
         if pair in pairs
         else each
         for pair, each in best.items()
@@ -247,12 +246,10 @@ def _is_the_rule(pairs: Iterable[Pair], slow: Set[Pair], tested: Set[Pair]) -> b
     )
 
 
-def _better(one: Measure, other: Measure | None) -> Measure:
-    if other is None:
-        return one
+def _better(one: Measure, other: Measure) -> Measure:
     rates = [each.rate for each in (one, other) if each.rate is not None]
     rtts = [each.rtt_us for each in (one, other) if each.rtt_us is not None]
-    return replace(other, rate=max(rates, default=None), rtt_us=min(rtts, default=None))
+    return other._replace(rate=max(rates, default=None), rtt_us=min(rtts, default=None))
 
 
 # What is unusual ----------------------------------------------------------------------------------
@@ -263,13 +260,7 @@ def _slow(measures: Measures, nics: Mapping[int, int | None]) -> frozenset[Pair]
     hosts = {end for pair in measures for end in pair}
     if len(hosts) == 2:
         return frozenset(p for p, rate in rates.items() if rate < _expected(p, rates, nics))
-    usual = _usual(rates)
-    return frozenset(
-        pair
-        for pair, rate in rates.items()
-        for end in pair
-        if end in usual and rate < usual[end].slow_below
-    )
+    return _outliers(rates, lambda rate, usual: rate < usual.slow_below)
 
 
 def _expected(pair: Pair, rates: Mapping[Pair, float], nics: Mapping[int, int | None]) -> float:
@@ -284,13 +275,7 @@ def _expected(pair: Pair, rates: Mapping[Pair, float], nics: Mapping[int, int | 
 
 def _late(measures: Measures) -> frozenset[Pair]:
     rtts = {pair: each.rtt_us for pair, each in measures.items() if each.rtt_us is not None}
-    usual = _usual(rtts)
-    return frozenset(
-        pair
-        for pair, rtt in rtts.items()
-        for end in pair
-        if end in usual and rtt > usual[end].late_above
-    )
+    return _outliers(rtts, lambda rtt, usual: rtt > usual.late_above)
 
 
 @dataclass(frozen=True)
@@ -324,16 +309,25 @@ class _Usual:
         return max(LATE * self.median, LATE_US + self.median, LATE_US + beyond)
 
 
-def _usual(values: Mapping[Pair, float]) -> dict[int, _Usual]:
-    """Seat → the usual value of the pairs that do not touch it.
+def _outliers(
+    values: Mapping[Pair, float], is_one: Callable[[float, _Usual], bool]
+) -> frozenset[Pair]:
+    """Pairs whose value is unusual, by the pairs that do not touch one of its ends.
 
     Among many hosts, one does not change the median, so all pairs are used.
     """
     ends = {end for pair in values for end in pair}
     if len(ends) > _MANY_HOSTS:
-        return dict.fromkeys(ends, _Usual.of(list(values.values())))
+        usual = _Usual.of(list(values.values()))
+        return frozenset(pair for pair, value in values.items() if is_one(value, usual))
     others = {end: [v for pair, v in values.items() if end not in pair] for end in ends}
-    return {end: _Usual.of(found) for end, found in others.items() if len(found) > 1}
+    of_end = {end: _Usual.of(found) for end, found in others.items() if len(found) > 1}
+    return frozenset(
+        pair
+        for pair, value in values.items()
+        for end in pair
+        if end in of_end and is_one(value, of_end[end])
+    )
 
 
 def _edge(pair: Pair) -> Meeting:
