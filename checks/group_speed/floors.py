@@ -62,14 +62,14 @@ def below_floor(seen: Measured, tries: int) -> dict[int, tuple[Expected, Try]]:
 
     A try while the CPU was busy with other work does not count.
     """
-    expected = _expected(seen)
+    all_ = seen.tries_inside(LEAST_BYTES)
+    quiet = {host: [each for each in found if not each.was_busy] for host, found in all_.items()}
+    enough = {host: found for host, found in quiet.items() if len(found) >= tries}
+    expected = _expected(seen) if enough else {}
     low = {}
-    for host, all_ in seen.tries_inside().items():
-        quiet = [each for each in all_ if each.bytes >= LEAST_BYTES and not each.was_busy]
-        if host not in expected or len(quiet) < tries:
-            continue
-        best = max(quiet, key=lambda each: each.busbw)
-        if best.busbw < expected[host].least:
+    for host, found in enough.items():
+        best = max(found, key=lambda each: each.busbw)
+        if host in expected and best.busbw < expected[host].least:
             low[host] = (expected[host], best)
     return low
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from nccl_doctor.api import Cluster, Level
@@ -54,16 +55,22 @@ class Measured:
         self.labels = {host.id: host.label for host in cluster.present_hosts}
         self._place = {rank.seat: at for at, rank in enumerate(cluster.present)}
         self._attempts = attempts_of(cluster, check)
+        # Asked for again and again, and each time all ranks would be looked through.
+        self.good, self.size = functools.cache(self._good), functools.cache(self._size)
 
     def order(self, seat: int) -> int:
         """Position in the order of ranks."""
         return self._place[seat]
 
-    def good(self, begin: str) -> Iterator[Attempt]:
+    def _good(self, begin: str) -> list[Attempt]:
         """Attempts that every member finished, of rounds whose name begins with `begin`."""
-        for name, found in self._attempts.items():
-            if name.startswith(begin):
-                yield from (each for each in found if each.is_good and not refusal(each))
+        return [
+            each
+            for name, found in self._attempts.items()
+            if name.startswith(begin)
+            for each in found
+            if each.is_good and not refusal(each)
+        ]
 
     def attempts(self, name: str) -> list[Attempt]:
         """All attempts of a round."""
@@ -85,14 +92,15 @@ class Measured:
         size = self.size(first)
         return {a.members[0].host.id: seconds_of(a, size) for a in self.good(begin)}
 
-    def tries_inside(self) -> dict[int, list[Try]]:
-        """Host → every try among its ranks; of a job of one host, all ranks are those."""
+    def tries_inside(self, least_bytes: int = 0) -> dict[int, list[Try]]:
+        """Host → every try among its ranks with so many bytes at least; of a job of one host, all
+        ranks are those.
+        """
         found: dict[int, list[Try]] = defaultdict(list)
         alone = (WORLD,) if len(self.hosts) == 1 else (HOSTS,)
         for begin in (*alone, f"{AGAIN}-hosts", AGAIN_LOW):
             for attempt in self.good(begin):
-                if len(attempt.members) > 1:
-                    size = largest(attempt)
+                if len(attempt.members) > 1 and (size := largest(attempt)) >= least_bytes:
                     rate = bus_bandwidth(size, seconds_of(attempt, size), len(attempt.members))
                     host = attempt.members[0].host.id
                     found[host].append(Try(size, rate, was_busy(attempt)))
@@ -120,7 +128,7 @@ class Measured:
             found[pair] = min(found.get(pair, seconds), seconds)
         return found
 
-    def size(self, begin: str) -> int:
+    def _size(self, begin: str) -> int:
         """Bytes of the largest all-reduce that every group of these rounds had time for."""
         return min((largest(attempt) for attempt in self.good(begin)), default=0)
 
@@ -201,8 +209,7 @@ class Measured:
         roads = lossy_data_roads(self.cluster)
 
         def is_clean(group: tuple[int, ...]) -> bool:
-            hosts = {self.ranks[seat].host.id for seat in group}
-            return not any(road <= hosts for road in roads)
+            return not any(road <= {self.ranks[s].host.id for s in group} for road in roads)
 
         kept = {
             name: [group for group in groups if is_clean(group)] for name, groups in planned.items()

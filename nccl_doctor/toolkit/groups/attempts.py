@@ -253,6 +253,11 @@ def attempt_deadline(cluster: Cluster, communicators: int = 1) -> float:
         cluster: with what was observed so far.
         communicators: number of groups that a rank forms, one after the other.
     """
+    key, read = (attempt_deadline, communicators), ("collectives", *_STARTS)
+    return cluster.once(key, read, lambda: _attempt_deadline(cluster, communicators))
+
+
+def _attempt_deadline(cluster: Cluster, communicators: int) -> float:
     allowed_s = cluster.collective_timeout_s
     if cluster.backend != "nccl":
         return allowed_s
@@ -289,6 +294,11 @@ def group_times(cluster: Cluster, round_name: str) -> list[tuple[Rank, float]]:
     """Members that finished their group in a round of check `collectives`, with the seconds that
     each needed for it after its GPU had started.
     """
+    key = (group_times, round_name)
+    return cluster.once(key, ("collectives",), lambda: _group_times(cluster, round_name))
+
+
+def _group_times(cluster: Cluster, round_name: str) -> list[tuple[Rank, float]]:
     found = []
     for item in cluster.evidence("collectives", round_name):
         outcome = item.outcome
@@ -315,10 +325,7 @@ def _least_s(cluster: Cluster) -> float:
 
 
 def _slowest_s(cluster: Cluster, round_name: str) -> float | None:
-    def find() -> float | None:
-        return max((took for _, took in group_times(cluster, round_name)), default=None)
-
-    return cluster.once((_slowest_s, round_name), ("collectives",), find)
+    return max((took for _, took in group_times(cluster, round_name)), default=None)
 
 
 def _group_start_s(cluster: Cluster) -> float:

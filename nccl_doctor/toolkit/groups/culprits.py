@@ -63,7 +63,7 @@ def judge_groups(attempts: Mapping[str, Sequence[Attempt]]) -> Iterator[Finding]
     compared = {seats: a for (name, seats), a in repeats.items() if name.endswith(COMPARED)}
     blamed: set[tuple[str, Where]] = set()
     for _, attempt in firsts:
-        for finding in (*_culprits(attempt), *_wrong(attempt), *_wrong_parts(attempt)):
+        for finding in (*_culprits(attempt), *_wrong_results(attempt)):
             if (finding.code, finding.where) not in blamed:  # in an earlier group already
                 blamed.add((finding.code, finding.where))
                 yield finding
@@ -274,12 +274,19 @@ def _group_finding(attempt: Attempt, again: Attempt | None) -> Finding:
     )
 
 
+def _wrong_results(attempt: Attempt) -> Iterator[Finding]:
+    """Findings on wrong results; those of a wrong group are the same fault."""
+    if any(map(_wrong_of, attempt.members)) and not attempt.astray:
+        yield from _wrong(attempt)
+        yield from _wrong_parts(attempt)
+
+
 def _wrong(attempt: Attempt) -> Iterator[Finding]:
     """One finding for all members that saw a wrong result. If all saw it, the members that gave the
     wrong part are named, if known; if only some saw it, these are named: all got the same data.
     """
     seen = [(m, b) for m in attempt.members for b in _wrong_of(m) if "distance" not in b]
-    if not seen or attempt.astray:  # a wrong result of a wrong group is the same fault
+    if not seen:
         return
     own: set[int] = set()
     for _, bad in seen:
@@ -307,7 +314,7 @@ def _wrong_parts(attempt: Attempt) -> Iterator[Finding]:
     where neither end is seen to be the cause.
     """
     seen = [(i, b) for i, m in enumerate(attempt.members) for b in _wrong_of(m) if "distance" in b]
-    if not seen or attempt.astray:
+    if not seen:
         return
     size = len(attempt.members)
     failed = {(giver, taker) for taker, bad in seen for giver in bad["contributors"]}
