@@ -102,6 +102,7 @@ from .measured import (
     NVLS,
     PAIRS,
     Measured,
+    measured,
     stand_out_again,
 )
 from .nvls import (
@@ -166,7 +167,7 @@ class GroupSpeed(Check):
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """The rounds: each kind of group once; then the outliers again, with controls."""
         deadline_s = attempt_deadline(cluster)
-        seen = Measured(cluster, self.name)
+        seen = measured(cluster, self.name)
         world = tuple(rank.seat for rank in cluster.present)
         planned: dict[str, list[tuple[int, ...]]] = {"world": [world]}
         inside = [seats for seats in seen.hosts.values() if len(seats) > 1]
@@ -236,7 +237,7 @@ class GroupSpeed(Check):
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings on ranks, hosts and pairs that were outliers twice."""
         if cluster.complete:
-            seen = Measured(cluster, self.name)
+            seen = measured(cluster, self.name)
             yield from _slow_ranks(seen)
             slow = list(_slow_hosts(seen, (HOSTS, "again-hosts"), seen.equals))
             yield from slow

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nccl_doctor.api import Confidence, Finding, Fix, Severity, Where, look
+from nccl_doctor.api import Cluster, Confidence, Finding, Fix, Severity, Where, look
 from nccl_doctor.toolkit.gpu.own import OwnGpu, own_gpus
 from nccl_doctor.toolkit.groups.timed import rate_text, size_text
 from nccl_doctor.toolkit.shared_kinds import BELOW_FLOOR
@@ -65,7 +65,7 @@ def below_floor(seen: Measured, tries: int) -> dict[int, tuple[Expected, Try]]:
     all_ = seen.tries_inside(LEAST_BYTES)
     quiet = {host: [each for each in found if not each.was_busy] for host, found in all_.items()}
     enough = {host: found for host, found in quiet.items() if len(found) >= tries}
-    expected = _expected(seen) if enough else {}
+    expected = _expected(seen.cluster) if enough else {}
     low = {}
     for host, found in enough.items():
         best = max(found, key=lambda each: each.busbw)
@@ -111,26 +111,32 @@ def judge_floors(seen: Measured, blamed: Collection[int]) -> Iterator[Finding]:
         )
 
 
-def _expected(seen: Measured) -> dict[int, Expected]:
+def _expected(cluster: Cluster) -> dict[int, Expected]:
     """Host → what its ranks should reach; only where all of them have NVLinks of one known model.
 
     GPUs on boards of one kind may be joined in other ways if a job has only some of them.
     """
-    own, found = own_gpus(seen.cluster), {}
-    for host, seats in seen.hosts.items():
+    read = ("backend_device", "gpu_state")
+    return cluster.once(_expected, read, lambda: _expected_by_host(cluster))
+
+
+def _expected_by_host(cluster: Cluster) -> dict[int, Expected]:
+    own, found = own_gpus(cluster), {}
+    for host in cluster.present_hosts:
+        seats = [rank.seat for rank in cluster.ranks_on(host)]
         gpus = [own[seat] for seat in seats if seat in own]
         models = {gpu.model for gpu in gpus}
         floor = floor_of(next(iter(models))) if len(models) == 1 else None
         up = min((_links(gpu) for gpu in gpus), default=0)
         if floor and up and len(gpus) == len(seats) >= floor.ranks:
             least = floor.least * min(1.0, up / floor.links)
-            found[host] = Expected(models.pop(), len(seats), least, floor)
+            found[host.id] = Expected(models.pop(), len(seats), least, floor)
     return found
 
 
 def _links(gpu: OwnGpu) -> int:
     """Number of NVLinks that are up; 0 where the driver does not say."""
-    return sum(1 for state in gpu.state.get("nvlinks") or () if state)
+    return sum(map(bool, gpu.state.get("nvlinks") or ()))
 
 
 @functools.cache

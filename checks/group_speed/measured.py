@@ -237,6 +237,15 @@ class Measured:
         return ran < 1.0 and times * ran**2 < TIMES
 
 
+def measured(cluster: Cluster, check: str) -> Measured:
+    """The measurements of a check, the same for `plan` and for `judge`."""
+    read = (
+        *(check, "backend_device", "clock", "collectives", "firewall"),
+        *("gpu_state", "gpu_work", "links", "loss", "uplink"),
+    )
+    return cluster.once((measured, check), read, lambda: Measured(cluster, check))
+
+
 def refusal(attempt: Attempt) -> str:
     """The error of NCCL that a member got and survived; empty if there is none."""
     said = (member.outcome.facts.get("failed") for member in attempt.members)

@@ -193,7 +193,9 @@ def host_where(host: Host) -> Where:
 def rank_where(rank: Rank) -> Where:
     """One participant and its host; of a participant without a rank, its host."""
     here = host_where(rank.host)
-    return here if rank.rank is None else here | Where(ranks=(rank.rank,))
+    if rank.rank is None:
+        return here
+    return Where(hosts=here.hosts, ranks=(rank.rank,), nodes=here.nodes)
 
 
 def is_of_a_group(layer: Layer) -> bool:
