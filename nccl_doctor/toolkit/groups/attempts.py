@@ -211,14 +211,22 @@ def _attempts_of(cluster: Cluster, check: str) -> dict[str, list[Attempt]]:
     groups: dict[tuple[str, int | None], list[Evidence]] = {}
     for item in cluster.evidence(check):
         groups.setdefault((item.round, item.outcome.group), []).append(item)
-    roads = {host.id: road_to_master(cluster, host) for host in cluster.present_hosts}
-    away = {r.seat: roads[r.host.id] for r in cluster.present if roads[r.host.id].links}
     hung = any(m.outcome.status is OutcomeStatus.HUNG for each in groups.values() for m in each)
-    start_s = _least_s(cluster) if hung else 0.0
+    start_s, away = _least_s(cluster) if hung else 0.0, _roads(cluster)
     attempts: dict[str, list[Attempt]] = {}
     for (name, _), members in groups.items():
         attempts.setdefault(name, []).append(Attempt(name, tuple(members), away, start_s))
     return attempts
+
+
+def _roads(cluster: Cluster) -> Mapping[int, Where]:
+    """Seat → the link to rank 0's host, of the ranks on other hosts."""
+    return cluster.once(_roads, (), lambda: _roads_to_master(cluster))
+
+
+def _roads_to_master(cluster: Cluster) -> Mapping[int, Where]:
+    roads = {host.id: road_to_master(cluster, host) for host in cluster.present_hosts}
+    return {r.seat: roads[r.host.id] for r in cluster.present if roads[r.host.id].links}
 
 
 FIRST, WORLD = "first", "world"
