@@ -380,7 +380,8 @@ class Cluster:
 
     @cached_property
     def _every(self) -> Mapping[str, Seen]:
-        return index_of(self._observers)
+        self._seen.update(index_of(self._observers, besides=self._seen))
+        return self._seen
 
     @cached_property
     def _seen(self) -> dict[str, Seen]:

@@ -4,7 +4,7 @@ Pure data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nccl_doctor.model.outcome import Facts, Outcome, OutcomeStatus
@@ -43,12 +43,16 @@ class Seen:
         self.held: dict[str, Held] = {}
 
 
-def index_of(observed: Iterable[tuple[Rank, Facts]]) -> dict[str, Seen]:
-    """Check → its outcomes, of (observer, facts) in order of rank."""
+def index_of(
+    observed: Iterable[tuple[Rank, Facts]], besides: Container[str] = ()
+) -> dict[str, Seen]:
+    """Check → its outcomes, of (observer, facts) in order of rank; not of checks in `besides`."""
     good = OutcomeStatus.OK
     index: dict[str, Seen] = {}
     for rank, facts in observed:
         for check, rounds in facts.items():
+            if check in besides:
+                continue
             seen = index.get(check)
             if seen is None:
                 seen = index[check] = Seen()

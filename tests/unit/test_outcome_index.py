@@ -66,3 +66,19 @@ def test_more_facts_of_one_check_leave_what_is_known_of_another() -> None:
     known = cluster.held("groups")
     assert cluster.with_more({"collectives"}).held("groups") is known
     assert cluster.with_more({"groups"}).held("groups") is not known
+
+
+def test_what_more_facts_say_is_in_a_look_through_all() -> None:
+    cluster = of({"first": Outcome(OK)}, {"first": Outcome(DIED)})
+    assert not list(cluster.held("collectives"))
+    cluster.look_through()
+    assert not list(cluster.held("collectives"))
+    for rank in cluster.ranks:
+        rank.facts["collectives"] = {"world": Outcome(OutcomeStatus.HUNG)}  # type: ignore[index]
+    later = cluster.with_more({"collectives"})
+    assert [(r.rank, *rest[:2]) for r, *rest in later.unfinished()] == [
+        (1, "groups", "first"),
+        (0, "collectives", "world"),
+        (1, "collectives", "world"),
+    ]
+    assert [item.rank.rank for item in later.ended("collectives", "world")] == [0, 1]
