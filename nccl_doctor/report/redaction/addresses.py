@@ -12,6 +12,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
+from functools import cache
 
 from nccl_doctor.report.redaction.book import Book
 
@@ -61,6 +62,7 @@ class Addresses:
     def __init__(self, book: Book) -> None:
         self._book = book
         self._known: dict[str, str] = {}
+        self._flips = cache(self._flip)  # addresses of one cluster begin alike
 
     def ip(self, text: str) -> str | None:
         """The pseudonym of an address, of `ADDRESS%ZONE` or `ADDRESS/PREFIX`; None for others.
@@ -109,12 +111,15 @@ class Addresses:
             return value
         made = 0
         for depth in range(width):
-            prefix = value >> (width - depth)
             bit = value >> (width - depth - 1) & 1
-            if not _leads_to_block(prefix, depth, version, width):
-                bit ^= self._book.bit(f"ipv{version}", depth, prefix)
-            made = made << 1 | bit
+            made = made << 1 | bit ^ self._flips(version, width, depth, value >> (width - depth))
         return made
+
+    def _flip(self, version: int, width: int, depth: int, prefix: int) -> int:
+        """1 if the bit behind this prefix is another one afterwards."""
+        if _leads_to_block(prefix, depth, version, width):
+            return 0
+        return self._book.bit(f"ipv{version}", depth, prefix)
 
     def hardware(self, text: str) -> str:
         """The pseudonym of a MAC address, of a longer hardware address, or of a GUID of 16 digits:

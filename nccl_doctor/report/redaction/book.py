@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 from typing import Any
@@ -56,7 +55,7 @@ class Book:
         }
 
     def _digest(self, text: str) -> bytes:
-        return hmac.new(self.key, text.encode("utf-8", "replace"), hashlib.sha256).digest()
+        return hmac.digest(self.key, text.encode("utf-8", "replace"), "sha256")
 
 
 def key_of_map(text: str) -> bytes | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from nccl_doctor.model.cluster import Facts, Outcome
@@ -135,6 +135,12 @@ class _Texts:
             kind = type(value)
             if kind is str:
                 self.found[key][value] = None
+            elif isinstance(value, (list, tuple, set, frozenset)):
+                for item in value:
+                    if type(item) is str:
+                        self.found[key][item] = None
+                    elif type(item) not in _PLAIN:
+                        left.append((key, item))
             elif kind is dict or isinstance(value, Mapping):
                 if id(value) in self._shared:
                     if (key, id(value)) in self._seen:
@@ -146,12 +152,6 @@ class _Texts:
                         self.found[behind][item] = None
                     elif type(item) not in _PLAIN:
                         left.append((behind, item))
-            elif isinstance(value, (list, tuple, set, frozenset)):
-                for item in value:
-                    if type(item) is str:
-                        self.found[key][item] = None
-                    elif type(item) not in _PLAIN:
-                        left.append((key, item))
             elif isinstance(value, str):
                 self.found[key][value] = None
 
@@ -216,6 +216,7 @@ class _Writer:
         self._made: dict[tuple[str, int], dict[str, Any]] = {}
         self._strings: dict[str, _Strings] = {}
         self._keys = lru_cache(maxsize=65536)(self._made_keys)
+        self._replaced = cache(text.replaced)  # one address stands behind many keys
 
     def report(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """The whole report; keys that a newer version adds are rewritten as free text."""
@@ -229,23 +230,32 @@ class _Writer:
         kind = type(value)
         if kind in _PLAIN:
             return value
+        if kind is str or isinstance(value, str):
+            return self._strings_of(key)[value]
+        if isinstance(value, (list, tuple)):
+            return self._items(key, value, own=own)
         if kind is dict or isinstance(value, Mapping):
             if own or key == "merged":
                 return self._table(key, value, own=own)
             return self._free_table(key, value)
-        if kind is str or isinstance(value, str):
-            return self._strings_of(key)[value]
-        if isinstance(value, (list, tuple)):
-            strings = self._strings_of(key)
-            return [
-                strings[item] if type(item) is str else self._any(key, item, own=own)
-                for item in value
-            ]
         if isinstance(value, (set, frozenset)):
             return sorted((self._any(key, item) for item in value), key=str)
         if isinstance(value, (int, float)):
             return value
         return self._strings_of(key)[str(value)]
+
+    def _items(self, key: str, values: Sequence[Any], *, own: bool) -> list[Any]:
+        strings, of_free_tables = self._strings_of(key), not (own or key == "merged")
+        made: list[Any] = []
+        for item in values:
+            kind = type(item)
+            if kind is str:
+                made.append(strings[item])
+            elif kind is dict and of_free_tables:
+                made.append(self._free_table(key, item))
+            else:
+                made.append(self._any(key, item, own=own))
+        return made
 
     def _free_table(self, key: str, table: Mapping[str, Any]) -> dict[str, Any]:
         is_shared = id(table) in self._shared
@@ -340,7 +350,7 @@ class _Writer:
                 return text.names.host(host) + port
         if PATH_KEYS.search(key) and _is_path(value):
             return text.paths.path(value)
-        return text.replaced(value, is_version=bool(VERSION_KEYS.search(key)))
+        return self._replaced(value, is_version=bool(VERSION_KEYS.search(key)))
 
     def _word_of_command(self, match: re.Match[str]) -> str:
         """One word of our own command line, where a file may stand without any folder."""
