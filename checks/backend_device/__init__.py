@@ -50,6 +50,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from nccl_doctor.api import (
@@ -222,10 +223,11 @@ class BackendDevice(Check):
         without, seen = hosts_without_gpu(cluster), facts_by_host(cluster)
         at = {host.label: seen[host.id] for host in cluster.hosts if host.id in seen}
         lost = {host.label for host in cluster.hosts if host.id in without}
+        wanted = _wanted(cluster)
         short = {
             rank.host.label
-            for rank, facts in cluster.facts(self.name)
-            if count_gpus(facts["host_gpus"]) < _wanted(cluster)
+            for rank, facts in (cluster.facts(self.name) if wanted else ())
+            if count_gpus(facts["host_gpus"]) < wanted
         }
         for found in self._found(cluster):
             # While one GPU of the host does not answer, CUDA starts on fewer GPUs or on none.
@@ -254,22 +256,26 @@ class BackendDevice(Check):
     def _found(self, cluster: Cluster) -> Iterator[Finding]:
         yield from _wedged(cluster.ended(self.name), facts_by_host(cluster))
         hosts: dict[int, list[SeenByRank]] = defaultdict(list)
-        for one in (SeenByRank(rank, facts) for rank, facts in cluster.facts(self.name)):
-            hosts[one.rank.host.id].append(one)
+        for rank, facts in cluster.facts(self.name):
+            one = SeenByRank.of(rank, facts)
+            hosts[rank.host.id].append(one)
             for found in (_backend(cluster, one), _arch(cluster, one)):
                 if found is not None:
-                    yield found.replaced(where=found.where | place_of([one.rank]))
+                    yield found.replaced(where=found.where | place_of([rank]))
         fit = []  # where a host lacks GPUs, sharing and another number are the consequence
+        models = []
         for mine in hosts.values():
-            lacking = _too_few(cluster, mine)
+            gpus = _on_host(mine)
+            lacking = _too_few(cluster, mine, len(gpus))
             if lacking is not None:
                 yield lacking
-            elif all(one.facts["devices"] for one in mine):
+            elif all(one.uuids for one in mine):
                 fit.append(mine)
+                models.append(tuple(sorted(gpus.values())))
         if cluster.backend == "nccl":
             yield from judge_mapping(cluster, fit)
             yield from judge_orders(cluster, fit)
-        yield from _models(fit)
+        yield from _models(zip(fit, models, strict=True))
 
 
 def _for_gpus(cluster: Cluster) -> Severity:
@@ -307,31 +313,33 @@ def _sleeps(seen: Mapping[str, Any]) -> bool:
 
 def _backend(cluster: Cluster, one: SeenByRank) -> Finding | None:
     """The lowest cause that keeps one rank from using the backend; the caller adds the place."""
-    facts, gpus = one.facts, count_gpus(one.facts["host_gpus"])
-    build, accelerated = f"torch {facts['torch']}", facts["cuda"] or facts["rocm"]
+    facts, accelerated = one.facts, one.facts["cuda"] or one.facts["rocm"]
     code = (facts["driver_error"] or {"code": 100})["code"]  # 100: it works, but sees no GPU
-    if code != 100 and (gpus or (code is not None and cluster.backend == "nccl")):
+    if code != 100 and (one.on_host or (code is not None and cluster.backend == "nccl")):
         return _driver(cluster, one)
     if cluster.backend == "gloo":
         if not facts["gloo_built"]:
             fix = "install an official torch build: all of them have gloo"
-            return Finding(MISMATCH, f"the backend is gloo, but {build} lacks it", fix=fix)
-        usable = len(facts["devices"]) or (0 if accelerated else gpus)
+            return Finding(MISMATCH, f"the backend is gloo, but {one.build} lacks it", fix=fix)
+        usable = len(facts["devices"]) or (0 if accelerated else one.on_host)
         text = f"the backend is gloo, but the host has {usable} {'GPU' if usable == 1 else 'GPUs'}"
-        text += "" if accelerated else f" and {build} is built without CUDA"
+        text += "" if accelerated else f" and {one.build} is built without CUDA"
         fix = "init_process_group('nccl'), or 'cpu:gloo,cuda:nccl' if the job also sends CPU "
         fix = f"{fix}tensors" if accelerated else MISMATCH.fix
         return Finding(MISMATCH, text, fix=fix, severity=Severity.WARN) if usable else None
     if not accelerated:
-        text = f"the backend is nccl, but {build} is built without CUDA"
+        text = f"the backend is nccl, but {one.build} is built without CUDA"
         fix = f"install the CUDA build of torch {public(facts['torch'])} in this environment"
-        if not gpus and _wanted(cluster):  # that is what to repair, and torch after it
+        if not one.on_host and _wanted(cluster):  # that is what to repair, and torch after it
             return Finding(MISMATCH, text, fix=fix, explained_by=MISSING.code)
-        return Finding(MISMATCH, text, fix=fix if gpus else "use the backend gloo: no GPU here")
+        return Finding(
+            MISMATCH, text, fix=fix if one.on_host else "use the backend gloo: no GPU here"
+        )
     if not facts["nccl_built"]:
-        return Finding(NO_NCCL, f"the backend is nccl, but {build} is built without NCCL")
+        return Finding(NO_NCCL, f"the backend is nccl, but {one.build} is built without NCCL")
     if facts["devices"]:
         return None
+    gpus = one.on_host
     if gpus and facts["visible"]:
         fix = show_all(facts)
         return Finding(GPU_HIDDEN, f"{one.hiding} hides all {gpus} GPUs", fix=fix)
@@ -375,7 +383,7 @@ def _arch(cluster: Cluster, one: SeenByRank) -> Finding | None:
     own, built = one.own, one.facts["arch_list"]
     if own is None or not built:
         return None
-    sm = own["arch"] or "sm_" + "".join(str(part) for part in own["capability"])
+    sm = own["arch"] or _sm(*own["capability"])
     if sm in built or any(arch_runs_on(arch, own["capability"]) for arch in built):
         return None
     text = f"{own['name']} is {sm}, torch {one.facts['torch']} is built for {' '.join(built)}"
@@ -384,10 +392,19 @@ def _arch(cluster: Cluster, one: SeenByRank) -> Finding | None:
     return Finding(ARCH, text, where, fix=fix, severity=_for_gpus(cluster))
 
 
+@lru_cache(maxsize=64)
+def _sm(*capability: int) -> str:
+    return "sm_" + "".join(str(part) for part in capability)
+
+
 def _on_host(mine: Iterable[SeenByRank]) -> dict[str, str]:
     """UUID → model of every GPU that any rank of one host sees."""
-    devices = [device for one in mine for device in one.facts["devices"]]
-    return {device["uuid"] or f"cuda:{device['index']}": device["name"] for device in devices}
+    lists = {one.uuids: one.facts["devices"] for one in mine}  # mostly all see the same
+    return {
+        device["uuid"] or f"cuda:{device['index']}": device["name"]
+        for devices in lists.values()
+        for device in devices
+    }
 
 
 def _wanted(cluster: Cluster) -> int:
@@ -395,15 +412,18 @@ def _wanted(cluster: Cluster) -> int:
     return int(cluster.expected.get("gpus_per_host", 0))
 
 
-def _too_few(cluster: Cluster, mine: Sequence[SeenByRank]) -> Finding | None:
-    """The finding on a host with fewer GPUs than local ranks, or than the configuration expects.
+def _too_few(cluster: Cluster, mine: Sequence[SeenByRank], gpus: int) -> Finding | None:
+    """The finding on a host with fewer GPUs than local ranks, or than the configuration expects;
+    `gpus`: how many its ranks see together.
 
     None where nccl sees no GPU at all: then every rank has its own finding, but for a torch that is
     not built for GPUs.
     """
     facts, host = mine[0].facts, mine[0].rank.host
-    gpus, all_gpus = len(_on_host(mine)), count_gpus(facts["host_gpus"])
     ranks, wanted = cluster.ranks_on(host), _wanted(cluster)
+    if gpus >= max(len(ranks), wanted):
+        return None
+    all_gpus = count_gpus(facts["host_gpus"])
     per_rank = cluster.backend == "nccl" and not sharing_is_meant(ranks)
     need = max(len(ranks) if per_rank else 0, wanted)
     said = cluster.backend == "nccl" and not gpus
@@ -435,20 +455,27 @@ def _are_apart(mine: Iterable[SeenByRank]) -> bool:
     return len({one.sees for one in mine if one.sees}) > 1
 
 
-def _models(hosts: Iterable[Sequence[SeenByRank]]) -> Iterator[Finding]:
-    """Findings on hosts whose GPU models differ from those of most hosts."""
-    gpus: dict[int, str] = {}
+def _models(hosts: Iterable[tuple[Sequence[SeenByRank], tuple[str, ...]]]) -> Iterator[Finding]:
+    """Findings on hosts whose GPUs differ from those of most hosts; each with its sorted models."""
+    gpus: dict[int, tuple[str, ...]] = {}
     labels = {}
-    for mine in hosts:
-        host = mine[0].rank.host
-        on_host = _on_host(mine)
-        if len(on_host) < len(mine) and _are_apart(mine):
+    for mine, models in hosts:
+        if len(models) < len(mine) and _are_apart(mine):
             continue  # one of them has the GPU of another, and nobody sees its own
-        models = sorted(Counter(on_host.values()).items())
-        gpus[host.id] = ", ".join(f"{count} x {name}" for name, count in models)
+        host = mine[0].rank.host
+        gpus[host.id] = models
         labels[host.id] = host.label
     odd = odd_ones_out(gpus)
-    who = who_has_what((labels[host], mine) for host, mine in gpus.items())
-    for place in odd.places if odd else ():
-        text = f"{gpus[place]}; the others have {odd.usual}" if odd and odd.usual else who
+    if odd is None:
+        return
+    shown = {models: _in_words(models) for models in set(gpus.values())}
+    who = who_has_what((labels[host], shown[models]) for host, models in gpus.items())
+    for place in odd.places:
+        text = who
+        if odd.usual:
+            text = f"{shown[gpus[place]]}; the others have {shown[odd.usual]}"
         yield Finding(GPU_DIFFERS, text, Where(hosts=(labels[place],)), {WHO: who})
+
+
+def _in_words(models: Iterable[str]) -> str:
+    return ", ".join(f"{count} x {name}" for name, count in Counter(models).items())

@@ -22,7 +22,7 @@ from nccl_doctor.api import (
     odd_ones_out,
     place_of,
 )
-from nccl_doctor.toolkit.gpu.devices import EXCLUSIVE_PROCESS
+from nccl_doctor.toolkit.gpu.devices import EXCLUSIVE_PROCESS, count_gpus
 from nccl_doctor.toolkit.gpu.mps import hosts_with_mps
 from nccl_doctor.toolkit.versions import USE_NCCL2, loaded_nccl, process_group, public, release
 
@@ -101,23 +101,42 @@ _KNOWS_PARTS_SINCE = (2, 30, 3)
 
 
 class SeenByRank(NamedTuple):
-    """A rank and its facts of check `backend_device`."""
+    """A rank and its facts of check `backend_device`.
+
+    `own` is the GPU that it would take, and `uuid` that of this GPU; `uuids` are those of all GPUs
+    that it sees, in their order. None where there is none, or torch does not report it.
+    """
 
     rank: Rank
     facts: Mapping[str, Any]
+    own: Mapping[str, Any] | None
+    uuid: str | None
+    uuids: tuple[str | None, ...]
 
-    @property
-    def own(self) -> Mapping[str, Any] | None:
-        """The GPU that this rank would take."""
-        index = self.facts["device"]
-        device: Mapping[str, Any] | None = None if index is None else self.facts["devices"][index]
-        return device
+    @classmethod
+    def of(cls, rank: Rank, facts: Mapping[str, Any]) -> SeenByRank:
+        """The same, by the facts."""
+        devices, index = facts["devices"], facts["device"]
+        uuids = tuple([device["uuid"] for device in devices])
+        if index is None:
+            return cls(rank, facts, None, None, uuids)
+        return cls(rank, facts, devices[index], uuids[index], uuids)
 
     @property
     def sees(self) -> tuple[str, ...]:
         """Sorted UUIDs of all GPUs that this rank sees; empty where torch does not report them."""
-        uuids = [device["uuid"] for device in self.facts["devices"]]
-        return () if None in uuids else tuple(sorted(uuids))
+        known = [uuid for uuid in self.uuids if uuid is not None]
+        return tuple(sorted(known)) if len(known) == len(self.uuids) else ()
+
+    @property
+    def on_host(self) -> int:
+        """Number of GPUs that the kernel shows on its host."""
+        return count_gpus(self.facts["host_gpus"])
+
+    @property
+    def build(self) -> str:
+        """Name and version of its torch."""
+        return f"torch {self.facts['torch']}"
 
     @property
     def hiding(self) -> str:
@@ -160,12 +179,16 @@ def judge_mapping(cluster: Cluster, hosts: Iterable[Sequence[SeenByRank]]) -> It
 
 def _visible_differs(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
     """A finding on ranks that see other GPUs: because of variables, or of control groups."""
+    first = mine[0]
+    shown = first.facts["visible"]
+    if all(one.uuids == first.uuids and one.facts["visible"] == shown for one in mine):
+        return
     said = {one.rank.seat: one.hiding or "unset" for one in mine}
     seen = {one.rank.seat: (said[one.rank.seat], one.sees) for one in mine}
     odd = odd_ones_out(seen)
     if odd is None:
         return
-    taken = {(one.own or {}).get("uuid") or one.rank.seat for one in mine}
+    taken = {one.uuid or one.rank.seat for one in mine}
     if len(taken) == len(mine):  # else they share a GPU: another finding
         where = place_of(one.rank for one in mine if one.rank.seat in odd.places)
         if len(set(said.values())) > 1:
@@ -199,8 +222,8 @@ def _beyond(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
     """Findings on ranks that have a GPU, but not under the number LOCAL_RANK."""
     by_count: dict[int, list[Rank]] = defaultdict(list)
     for one in mine:
-        count, local = len(one.facts["devices"]), one.rank.local_rank
-        if one.has_local_rank and local is not None and local >= count:
+        count, local = len(one.uuids), one.rank.local_rank
+        if local is not None and local >= count and one.has_local_rank:
             by_count[count].append(one.rank)
     for count, ranks in by_count.items():
         numbers = number_range([rank.local_rank or 0 for rank in ranks])
@@ -211,20 +234,20 @@ def _beyond(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
 
 def _guessed(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
     """Findings on GPUs that torch takes by RANK, where LOCAL_RANK is not set."""
-    by_number = {
-        one.rank.seat: one.facts["devices"][(one.rank.rank or 0) % len(one.facts["devices"])]
-        for one in mine
-        if one.rank.rank is not None
-    }
     wrong = [
         one
         for one in mine
-        if one.rank.seat in by_number
-        and by_number[one.rank.seat]["index"] != one.facts["device"]
-        and by_number[one.rank.seat]["uuid"]
+        if one.rank.rank is not None
+        and (guess := one.rank.rank % len(one.uuids)) != one.facts["device"]
+        and one.uuids[guess]
     ]
     if not wrong:
         return
+    by_number = {
+        one.rank.seat: one.facts["devices"][one.rank.rank % len(one.uuids)]
+        for one in mine
+        if one.rank.rank is not None
+    }
     binding = [one for one in wrong if _binds_by_number(one)]
     users = Counter(by_number[one.rank.seat]["uuid"] for one in mine if _binds_by_number(one))
     twice = {uuid for uuid, count in users.items() if count > 1}
@@ -247,7 +270,7 @@ def _guessed(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
         yield _guess(binding, by_number, "init_process_group binds to", None)
     else:
         # A barrier that is too early takes the GPU of another rank.
-        own = {(one.own or {}).get("uuid"): one.rank.seat for one in mine}
+        own = {one.uuid: one.rank.seat for one in mine}
         early = [
             one
             for one in wrong
@@ -285,10 +308,13 @@ def _binds_by_number(one: SeenByRank) -> bool:
 
 def _shared(mps: Mapping[int, bool], seen: Iterable[SeenByRank]) -> Iterator[Finding]:
     """Findings on GPUs that several ranks take; `mps`: from `hosts_with_mps`."""
+    taken = [one for one in seen if one.uuid]
+    if len({one.uuid for one in taken}) == len(taken):
+        return
     users: dict[tuple[str, str], list[SeenByRank]] = defaultdict(list)
-    for one in seen:
-        if one.own is not None and one.own["uuid"]:
-            users[one.own["uuid"], one.own["name"]].append(one)
+    for one in taken:
+        if one.own is not None and one.uuid:
+            users[one.uuid, one.own["name"]].append(one)
     for (uuid, model), sharers in users.items():
         if len(sharers) == 1:
             continue
@@ -324,14 +350,19 @@ def _shared(mps: Mapping[int, bool], seen: Iterable[SeenByRank]) -> Iterator[Fin
 
 def _parts(cluster: Cluster, seen: Mapping[int, SeenByRank]) -> Iterator[Finding]:
     """Findings on ranks with different UUIDs at one PCI address: MIG instances of one GPU."""
+    placed = [
+        ((rank.host.id, facts["address"]), one)
+        for rank, facts in cluster.facts("gpu_affinity")
+        if (one := seen.get(rank.seat)) is not None and one.own is not None and facts.get("address")
+    ]
+    if len({at for at, _ in placed}) == len(placed):
+        return
     loaded = loaded_nccl(cluster)
     users: dict[tuple[int, str], list[SeenByRank]] = defaultdict(list)
-    for rank, facts in cluster.facts("gpu_affinity"):
-        one = seen.get(rank.seat)
-        if one is not None and one.own is not None and facts.get("address"):
-            users[rank.host.id, facts["address"]].append(one)
+    for at, one in placed:
+        users[at].append(one)
     for (_, address), sharers in users.items():
-        uuids = {str((one.own or {}).get("uuid") or "") for one in sharers}
+        uuids = {one.uuid or "" for one in sharers}
         if len(uuids) < 2 or "" in uuids:
             continue
         nccl = [loaded.get(one.rank.seat) or one.facts["nccl"] for one in sharers]

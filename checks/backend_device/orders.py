@@ -13,7 +13,6 @@ from nccl_doctor.api import (
     Fix,
     Kind,
     Layer,
-    Rank,
     Severity,
     Where,
     export,
@@ -21,6 +20,8 @@ from nccl_doctor.api import (
     place_of,
 )
 from nccl_doctor.toolkit.hosts import WHO, who_has_what
+
+from .mapping import SeenByRank
 
 GPU_ORDER = Kind(
     "gpu-order-differs",
@@ -44,8 +45,8 @@ _SHOWN = 4
 _ORDER, _DEFAULT = "CUDA_DEVICE_ORDER", "FASTEST_FIRST"
 Taken = Mapping[int, str]
 """Local rank → the model or the place of the GPU that it takes."""
-Seen = Sequence[tuple[Rank, Mapping[str, Any]]]
-"""The ranks of one host, with the facts of check `backend_device` of each."""
+Seen = Sequence[SeenByRank]
+"""The ranks of one host."""
 
 
 def judge_orders(cluster: Cluster, hosts: Iterable[Seen]) -> Iterator[Finding]:
@@ -56,9 +57,9 @@ def judge_orders(cluster: Cluster, hosts: Iterable[Seen]) -> Iterator[Finding]:
         hosts: each that has a GPU for every rank.
     """
     known = {
-        mine[0][0].host.id: mine
+        mine[0].rank.host.id: mine
         for mine in hosts
-        if all(rank.local_rank is not None for rank, _ in mine)
+        if all(one.rank.local_rank is not None for one in mine)
     }
     reported = set()
     for host, found in _odd(known, {host: _models(mine) for host, mine in known.items()}, "takes"):
@@ -69,7 +70,8 @@ def judge_orders(cluster: Cluster, hosts: Iterable[Seen]) -> Iterator[Finding]:
         host: mine
         for host, mine in known.items()
         # Where the NICs beside GPUs are known, these are compared: `gpu-nic-pairs-differ`.
-        if host not in reported and not any((beside.get(r.seat) or {}).get("rdma") for r, _ in mine)
+        if host not in reported
+        and not any((beside.get(one.rank.seat) or {}).get("rdma") for one in mine)
     }
     addresses = {host: _addresses(mine, beside) for host, mine in left.items()}
     numbers = {host: {} if addresses[host] else _numbers(mine) for host, mine in left.items()}
@@ -79,19 +81,15 @@ def judge_orders(cluster: Cluster, hosts: Iterable[Seen]) -> Iterator[Finding]:
 
 
 def _models(mine: Seen) -> Taken:
-    taken = {
-        rank.local_rank or 0: str(facts["devices"][facts["device"]]["name"])
-        for rank, facts in mine
-        if facts["device"] is not None
-    }
+    taken = {one.rank.local_rank or 0: str(one.own["name"]) for one in mine if one.own is not None}
     return taken if len(taken) == len(mine) else {}
 
 
 def _addresses(mine: Seen, beside: Mapping[int, Mapping[str, Any]]) -> Taken:
     taken = {
-        rank.local_rank or 0: f"at {beside[rank.seat]['address']}"
-        for rank, _ in mine
-        if (beside.get(rank.seat) or {}).get("address")
+        one.rank.local_rank or 0: f"at {facts['address']}"
+        for one in mine
+        if (facts := beside.get(one.rank.seat) or {}).get("address")
     }
     return taken if len(taken) == len(mine) else {}
 
@@ -99,8 +97,9 @@ def _addresses(mine: Seen, beside: Mapping[int, Mapping[str, Any]]) -> Taken:
 def _numbers(mine: Seen) -> Taken:
     """GPU numbers by CUDA_VISIBLE_DEVICES, for unknown addresses; UUIDs differ on every host."""
     taken = {}
-    for rank, facts in mine:
-        text, own = facts["visible"].get("CUDA_VISIBLE_DEVICES"), facts["device"]
+    for one in mine:
+        text = one.facts["visible"].get("CUDA_VISIBLE_DEVICES")
+        own = one.facts["device"]
         if own is None:
             return {}
         number = str(own)
@@ -109,7 +108,7 @@ def _numbers(mine: Seen) -> Taken:
             if own >= len(listed) or not all(part.isdecimal() for part in listed):
                 return {}
             number = str(int(listed[own]))
-        taken[rank.local_rank or 0] = number
+        taken[one.rank.local_rank or 0] = number
     return taken if len(taken) == len(mine) else {}
 
 
@@ -117,6 +116,9 @@ def _odd(
     known: Mapping[int, Seen], taken: Mapping[int, Taken], verb: str
 ) -> Iterator[tuple[int, Finding]]:
     """(host id, finding) for each host that takes the same GPUs in another order."""
+    first = next(iter(taken.values()), {})
+    if all(of_rank == first for of_rank in taken.values()):
+        return
     alike: dict[tuple[str, ...], dict[int, tuple[tuple[int, str], ...]]] = defaultdict(dict)
     for host, of_rank in taken.items():
         if of_rank:
@@ -126,7 +128,7 @@ def _odd(
         if odd is None:
             continue
         who = who_has_what(
-            (known[host][0][0].host.label, ", ".join(what for _, what in order))
+            (known[host][0].rank.host.label, ", ".join(what for _, what in order))
             for host, order in orders.items()
         )
         for host in odd.places:
@@ -140,16 +142,16 @@ def _odd(
             ]
             shown += [f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
             tie = "; equally many hosts have each order" if odd.tie else ""
-            where = place_of(rank for rank, _ in mine if rank.local_rank in wrong)
+            where = place_of(one.rank for one in mine if one.rank.local_rank in wrong)
             yield (
                 host,
                 Finding(
                     GPU_ORDER,
                     f"{'; '.join(shown)}{tie}",
-                    where | Where(hosts=(mine[0][0].host.label,)),
+                    where | Where(hosts=(mine[0].rank.host.label,)),
                     {
                         "taken": {str(local): what for local, what in order},
-                        "visible": dict(mine[0][1]["visible"]),
+                        "visible": dict(mine[0].facts["visible"]),
                         WHO: who,
                     },
                     confidence=Confidence.POSSIBLE if odd.tie else Confidence.CERTAIN,
@@ -160,4 +162,4 @@ def _odd(
 
 def _rule(mine: Seen) -> set[str]:
     """CUDA's rule to number the GPUs of a host; check `environment` reports differences."""
-    return {(rank.env.get(_ORDER) or _DEFAULT).casefold() for rank, _ in mine}
+    return {(one.rank.env.get(_ORDER) or _DEFAULT).casefold() for one in mine}
