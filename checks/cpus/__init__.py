@@ -52,6 +52,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict
@@ -251,7 +252,7 @@ class Cpus(Check):
             by_host[rank.host.id].append((rank, facts))
         for seen in by_host.values():
             allowed = max(facts["allowed"] for _, facts in seen)
-            bound = len(set().union(*(_cpus(facts["affinity"]) for _, facts in seen)))
+            bound = len(_cpus(frozenset(facts["affinity"] for _, facts in seen)))
             quotas = [facts["quota"] for _, facts in seen if facts["quota"] is not None]
             nccl = cluster.backend == "nccl"
             ranks = max(len(seen), *(_forked_with(rank) for rank, _ in seen))
@@ -286,9 +287,8 @@ def _forked_with(rank: Rank) -> int:
 
 
 def _held_low(rank: Rank, low: Sequence[Mapping[str, Any]]) -> Finding:
-    cpus = number_range(
-        sorted(set().union(*(_cpus(clock["governors"]["powersave"]) for clock in low)))
-    )
+    lists = frozenset(clock["governors"]["powersave"] for clock in low)
+    cpus = number_range(sorted(_cpus(lists)))
     lowest, highest = low[0]["lowest_khz"], low[0]["highest_khz"]
     at = "at their lowest clock"
     if lowest and highest:
@@ -327,10 +327,11 @@ def _vendor(root: Path) -> str | None:
     return None
 
 
-def _cpus(text: str) -> set[int]:
-    """The numbers of `0–3, 8`."""
+@lru_cache(maxsize=256)
+def _cpus(lists: frozenset[str]) -> frozenset[int]:
+    """All numbers of lists such as `0–3, 8`; most hosts have the same lists."""
     found: set[int] = set()
-    for part in text.split(", "):
+    for part in ", ".join(lists).split(", "):
         first, _, last = part.partition("–")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)

@@ -177,6 +177,8 @@ def disagreement(
     Returns: None if all agree.
     """
     known = [(rank, value) for rank, value in claims if value is not None]
+    if len({value for _, value in known}) < 2:
+        return None
     hosts: dict[int, set[Any]] = defaultdict(set)
     for rank, value in known:
         hosts[rank.host.id].add(value)
