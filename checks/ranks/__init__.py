@@ -276,9 +276,11 @@ def _duplicates(cluster: Cluster) -> tuple[list[Finding], Mapping[int, str]]:
             claims[rank.rank].append(rank)
     left: dict[tuple[int, ...], list[Rank]] = defaultdict(list)
     for ranks in claims.values():
+        if len(ranks) < 2:
+            continue
         whole = {rank.seat for rank in ranks} <= reported
         spare |= {rank.seat: (NODE_DUPLICATE if whole else DUPLICATE).code for rank in ranks[1:]}
-        if len(ranks) > 1 and not whole:
+        if not whole:
             left[tuple(sorted(rank.host.id for rank in ranks))] += ranks
     for on, seats in left.items():
         text = f"claimed by {len(on)} processes" + (" of one host" if len(set(on)) == 1 else "")
@@ -297,11 +299,16 @@ def _claims(ranks: Iterable[Rank]) -> list[dict[str, Any]]:
 
 def _local_ranks(cluster: Cluster) -> Iterator[Finding]:
     """Ranks of one host that take the same GPU, unless each sees only a GPU of its own."""
+    told = [
+        (r.host.id, local, r) for r, local in _given(cluster, "local_rank") if local is not None
+    ]
+    if len({(host, local) for host, local, _ in told}) == len(told):
+        return
     number = Counter(rank.rank for rank in cluster.present)
     groups: dict[tuple[int, int], list[Rank]] = defaultdict(list)
-    for rank, local in _given(cluster, "local_rank"):
-        if local is not None and number[rank.rank] == 1:  # duplicate ranks are reported above
-            groups[rank.host.id, local].append(rank)
+    for host, local, rank in told:
+        if number[rank.rank] == 1:  # duplicate ranks are reported above
+            groups[host, local].append(rank)
     for (_, local), ranks in groups.items():
         if len(ranks) > 1 and not see_other_gpus(rank.env for rank in ranks):
             yield Finding(
