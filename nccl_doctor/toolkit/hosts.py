@@ -51,9 +51,13 @@ def published_address(rank: Rank, facts: Mapping[str, Any]) -> str:
     return first_bindable(facts["own"]["answers"], own | set(rank.host.addresses))
 
 
-def host_labels(cluster: Cluster) -> dict[int, str]:
+def host_labels(cluster: Cluster) -> Mapping[int, str]:
     """Seat of every participant that signed in → name of its host, for people."""
-    return {rank.seat: rank.host.label for rank in cluster.present}
+
+    def find() -> Mapping[int, str]:
+        return {rank.seat: rank.host.label for rank in cluster.present}
+
+    return cluster.once(host_labels, (), find)
 
 
 def master_host(cluster: Cluster) -> Host | None:
