@@ -96,8 +96,9 @@ class Neighbours(Check):
         if not cluster.is_multi_host():
             return
         yield from judge_room(cluster, self.name)
-        yield from judge_fixed(cluster, {r.seat: f for r, f in cluster.facts(self.name)})
-        answers = list(judge_answers(cluster, {r.seat: f for r, f in cluster.facts(self.name)}))
+        hosts = {rank.seat: facts for rank, facts in cluster.facts(self.name)}
+        yield from judge_fixed(cluster, hosts)
+        answers = list(judge_answers(cluster, hosts))
         yield from answers
         seen = {name for each in answers if each.kind is OTHER_NIC for name in each.where.hosts}
         yield from judge_flux(cluster, seen)

@@ -86,14 +86,15 @@ class _Answer:
 
 def judge_answers(cluster: Cluster, hosts: Mapping[int, Mapping[str, Any]]) -> Iterator[Finding]:
     """Findings on each such address; `hosts`: seat → facts of the check."""
+    answers = [answer for answer in _collect(cluster) if answer.listener in hosts]
+    if not answers:
+        return
     labels = host_labels(cluster)
     owners: dict[str, list[tuple[int, str]]] = {}
     for seat, facts in hosts.items():
         for name, nic in facts["nics"].items():
             owners.setdefault(nic["mac"], []).append((seat, name))
-    for answer in _collect(cluster):
-        if answer.listener not in hosts:
-            continue
+    for answer in answers:
         known = owners.get(answer.mac, [])
         own = [name for seat, name in known if seat == answer.listener]
         others = sorted({labels[seat] for seat, _ in known} - {labels[answer.listener]})
@@ -137,11 +138,14 @@ def judge_fixed(cluster: Cluster, hosts: Mapping[int, Mapping[str, Any]]) -> Ite
     `hosts`: seat → facts of the check. An entry for another interface of the right host is good: it
     takes the packets. It is certain where a host without such an entry gets through.
     """
-    labels = host_labels(cluster)
     calls, _ = first_calls(cluster)
+    failed = [call for call in calls if call.fixed and call.outcome != "ok"]
+    if not failed:
+        return
+    labels = host_labels(cluster)
     reached = {(call.listener, call.address) for call in calls if call.outcome == "ok"}
-    for call in calls:
-        if not call.fixed or call.outcome == "ok" or call.listener not in hosts:
+    for call in failed:
+        if call.listener not in hosts:
             continue
         (mac, nic), address = call.fixed, call.address.partition("%")[0]
         if mac in {each["mac"] for each in hosts[call.listener]["nics"].values()}:
@@ -172,8 +176,8 @@ def _collect(cluster: Cluster) -> list[_Answer]:
     interfaces = {rank.seat: facts for rank, facts in cluster.facts("interfaces")}
     found: dict[tuple[int, str, str], _Answer] = {}
     for caller, facts in reports.items():
-        calls = [(int(text), e) for text, entries in facts["peers"].items() for e in entries]
-        wrong = [(seat, entry) for seat, entry in calls if entry.get("answers")]
+        calls = [(text, e) for text, entries in facts["peers"].items() for e in entries]
+        wrong = [(int(text), entry) for text, entry in calls if entry.get("answers")]
         if not wrong:
             continue
         nets = [

@@ -36,11 +36,12 @@ def judge_flux(cluster: Cluster, known: Collection[str]) -> Iterator[Finding]:
 
     Healthy are rails that have a network each, an arp_ignore, or routes by source address.
     """
-    data = _data_interfaces(cluster)
-    for rank, facts in cluster.facts("rp_filter"):
+    shared = [(rank, facts["shared"]) for rank, facts in cluster.facts("rp_filter")]
+    data = _data_interfaces(cluster) if any(nets for _, nets in shared) else {}
+    for rank, nets in shared:
         host = rank.host.label
         carrying = data.get(rank.seat, set())
-        for net, entries in facts["shared"].items() if host not in known else ():
+        for net, entries in nets.items() if host not in known else ():
             mine = [entry for entry in entries if entry[0] in carrying]
             # Reports of earlier versions end before these values.
             loose = [nic for nic, _, _, _, _, ignore, _ in filter(_is_whole, mine) if not ignore]
