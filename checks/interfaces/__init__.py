@@ -230,11 +230,13 @@ def _bad_choice(
     if library == "nccl":
         library = "nccl-sockets" if facts["nccl_data"] == "sockets" else "nccl-bootstrap"
     choice, used = facts["choices"][library], uses(cluster, library)
+    loops = [pick for pick in choice["picks"] if is_loopback(pick[1])]
+    if not (choice["problem"] or loops or choice.get("left_out")):
+        return
     variable, names = choice["variable"], choice["names"]
     said = f"{variable}={choice['value']}" if variable else f"{library}: {choice['reason']}"
     if choice["origin"] not in ("", "environment"):
         said += f" (in {choice['origin']})"
-    loops = [pick for pick in choice["picks"] if is_loopback(pick[1])]
     if choice["problem"] and (variable or used):
         kind, fault = INTERFACE_DOWN, "not running, or no address"
         if choice["problem"] != "down":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from nccl_doctor.api import (
@@ -49,6 +50,8 @@ def uses(cluster: Cluster, library: str) -> bool:
     return ("nccl" in cluster.backend) == library.startswith("nccl")
 
 
+_parsed = lru_cache(maxsize=1024)(ipaddress.ip_network)
+"""A network by its text: hosts have few different ones."""
 Main = tuple[str, str, int]
 """(interface, subnet, MTU) of the address that the job's backend uses first on a host."""
 
@@ -60,7 +63,7 @@ def main_of(cluster: Cluster, facts: Mapping[str, Any]) -> Main | None:
         for nic in facts["interfaces"]:
             if nic["name"] == entry["interface"]:
                 own = ipaddress.ip_address(entry["address"])
-                nets = [net for net in nic["subnets"] if own in ipaddress.ip_network(net)]
+                nets = [net for net in nic["subnets"] if own in _parsed(net)]
                 return nic["name"], _network(nic, str(own), nets), nic["mtu"]
     return None
 
