@@ -202,10 +202,7 @@ class FabricPorts(Check):
         }
         heard = {rank.host.label: facts.get("mtus") for rank, facts in cluster.facts("rdma")}
         wanted: dict[str, list[Mapping[str, Any]]] = {
-            host: [
-                {**port, "mtu": (heard.get(host) or {}).get(port["name"], port["mtu"])}
-                for port in _ports(devices)
-            ]
+            host: [_with_mtu(port, heard.get(host) or {}) for port in _ports(devices)]
             for host, devices in seen.items()
         }
         used = {
@@ -221,10 +218,10 @@ class FabricPorts(Check):
         used = {host: _comparable(host, ports, layers) for host, ports in used.items()}
         for kind, field, unit in ((RATE, "rate", ""), (MTU, "mtu", "MTU ")):
             values = {
-                host: {port["name"]: f"{unit}{port[field]}" for port in ports if port[field]}
+                host: {port["name"]: port[field] for port in ports if port[field]}
                 for host, ports in used.items()
             }
-            yield from _unlike(kind, values)
+            yield from _unlike(kind, values, unit)
         yield from _firmware(seen)
         for host, devices in seen.items():
             for device in devices:
@@ -233,6 +230,12 @@ class FabricPorts(Check):
 
 def _ports(devices: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     return (port for device in devices for port in device["ports"] if port["wanted"])
+
+
+def _with_mtu(port: Mapping[str, Any], heard: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The port, with the MTU that check `rdma` has `heard` of, if any: name of a port → MTU."""
+    mtu = heard.get(port["name"], port["mtu"])
+    return port if mtu == port["mtu"] else {**port, "mtu": mtu}
 
 
 def _missing(wanted: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Finding]:
@@ -287,6 +290,8 @@ def _comparable(
 ) -> list[Mapping[str, Any]]:
     """The ports to compare: without those of another link layer, whose rates differ anyway."""
     reported = [finding.where.interfaces for finding in layers if host in finding.where.hosts]
+    if not reported:
+        return list(ports)
     return [
         port for port in ports if not any(not names or port["name"] in names for names in reported)
     ]
@@ -314,11 +319,19 @@ def _apart(values: Mapping[str, frozenset[str]], severity: Severity | None) -> I
             )
 
 
-def _unlike(kind: Kind, values: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
+def _unlike(kind: Kind, seen: Mapping[str, Mapping[str, Any]], unit: str = "") -> Iterator[Finding]:
     """Findings on hosts where ports have a value that the usual host lacks or has less often.
 
-    Names are not compared, as hosts may number their devices in another way.
+    Names are not compared, as hosts may number their devices in another way. `unit`: in front of
+    each value.
     """
+    first = next(iter(seen.values()), {})
+    if all(mine == first for mine in seen.values()):
+        return
+    values = {
+        host: {name: f"{unit}{value}" for name, value in mine.items()}
+        for host, mine in seen.items()
+    }
     counts = {host: Counter(mine.values()) for host, mine in values.items() if mine}
     odd = odd_ones_out({host: tuple(sorted(count.items())) for host, count in counts.items()})
     if odd is None:
@@ -363,9 +376,11 @@ def _firmware(seen: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Findi
                 )
     for board, by_host in boards.items():
         odd = odd_ones_out({host: frozenset(found) for host, found in by_host.items()})
+        if odd is None:
+            continue
         who = who_has_what((host, ", ".join(sorted(found))) for host, found in by_host.items())
-        for host in odd.places if odd else ():
-            usual = ", ".join(sorted(odd.usual)) if odd and odd.usual else ""
+        for host in odd.places:
+            usual = ", ".join(sorted(odd.usual)) if odd.usual else ""
             mine = ", ".join(sorted(by_host[host]))
             yield Finding(
                 FIRMWARE,
@@ -381,14 +396,15 @@ def _slot(host: str, device: Mapping[str, Any]) -> Iterator[Finding]:
     width, speed = pci["width"], pci["speed"]
     if None in (width, speed, pci["width_max"], pci["speed_max"]):
         return
+    if width >= pci["width_max"] and speed >= pci["speed_max"]:
+        return
     gives = width * speed * (0.8 if speed <= 5 else 128 / 130)  # the coding on the line
     carries = sum(
         port["gbps"] or 0
         for port in device["ports"]
         if port["wanted"] and port["state"] == "ACTIVE"
     )
-    below = width < pci["width_max"] or speed < pci["speed_max"]
-    if below and gives < carries:
+    if gives < carries:
         yield Finding(
             PCI,
             f"{device['device']} ({pci['address'] or 'PCI'}): x{width:.0f} at {speed:g} GT/s gives "

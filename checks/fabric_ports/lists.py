@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nccl_doctor.api import Cluster
-from nccl_doctor.toolkit.fabric.hca import HCA, rdma_admits, rdma_off
+from nccl_doctor.toolkit.fabric.hca import HCA, TURNS_OFF, rdma_admits, rdma_off
 from nccl_doctor.toolkit.nccl.conf import Setting
 
 
@@ -16,9 +16,11 @@ def lists_of_ranks(cluster: Cluster) -> dict[str, tuple[str, ...]]:
     """
     found: dict[str, dict[str, None]] = {}
     for rank, facts in cluster.facts("environment"):
+        variables = facts["variables"]
         settings = {
             name: Setting(each["value"], each["origin"])
-            for name, each in facts["variables"].items()
+            for name in (HCA, *TURNS_OFF)
+            if (each := variables.get(name))
         }
         if not rdma_off(settings):
             value = settings[HCA].value if HCA in settings else ""

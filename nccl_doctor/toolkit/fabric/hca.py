@@ -14,6 +14,8 @@ from nccl_doctor.model.check import Context, Skip
 from nccl_doctor.toolkit.nccl.conf import Setting, nccl_settings
 
 HCA = "NCCL_IB_HCA"
+TURNS_OFF = ("NCCL_IB_DISABLE", "NCCL_NET")
+"""What `rdma_off` reads."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,14 @@ def rdma_off(settings: Mapping[str, Setting]) -> str:
     """
     if is_disabled(settings):
         return f"NCCL_IB_DISABLE={settings['NCCL_IB_DISABLE'].value}"
-    net = settings.get("NCCL_NET", Setting("", "")).value
-    return f"NCCL_NET={net}" if net.lower() == "socket" else ""
+    net = settings.get("NCCL_NET")
+    return f"NCCL_NET={net.value}" if net is not None and net.value.lower() == "socket" else ""
 
 
 def is_disabled(settings: Mapping[str, Setting]) -> bool:
     """Whether NCCL_IB_DISABLE is set to anything but 0, as NCCL reads numbers."""
-    return bool(_whole(settings.get("NCCL_IB_DISABLE", Setting("0", "")).value))
+    told = settings.get("NCCL_IB_DISABLE")
+    return told is not None and bool(_whole(told.value))
 
 
 def _port(text: str) -> int:
