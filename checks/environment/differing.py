@@ -21,7 +21,7 @@ from nccl_doctor.toolkit.variables.table import Variable, table
 from nccl_doctor.toolkit.variables.values import canonical
 from nccl_doctor.toolkit.versions import Difference, differences
 
-from .view import Placed, Problem, Seen, View, all_of
+from .view import Placed, Problem, Seen, View, all_of, views_of
 
 DIFFERS = "env-differs"
 FORWARDED = ("NCCL", "PYTHON", "MLFLOW", "MV2", "UCX")
@@ -40,17 +40,17 @@ def differing(seen: Seen) -> Iterator[Placed]:
     are blamed; else the odd hosts, or both sides of a tie.
     """
     stacks: dict[tuple[Severity, bool], dict[int, dict[str, str]]] = defaultdict(dict)
-    views = list({id(view): view for _, view in seen.values()}.values())
-    for name in sorted({row.name for view in views for row in view.rows}):
+    views = views_of(seen)
+    for name in sorted({row.name for view in views.values() for row in view.rows}):
         row = table().variables[name]
-        meanings = _meanings(seen, row)
+        meanings = _meanings(seen, views, row)
         if len(set(meanings.values())) < 2:
             continue
         of_host: dict[int, set[str]] = defaultdict(set)
         for seat, meaning in meanings.items():
             of_host[seen[seat][0].host.id].add(meaning)
         whole = all(len(each) == 1 for each in of_host.values())
-        level = _level(row, whole, set(meanings.values()), views)
+        level = _level(row, whole, set(meanings.values()), list(views.values()))
         for seat, meaning in meanings.items():
             place = seen[seat][0].host.id if whole else seat
             stacks[level, whole].setdefault(place, {})[name] = meaning
@@ -59,11 +59,12 @@ def differing(seen: Seen) -> Iterator[Placed]:
             yield _apart(seen, level, whole, difference)
 
 
-def _meanings(seen: Seen, row: Variable) -> dict[int, str]:
+def _meanings(seen: Seen, views: Mapping[int, View], row: Variable) -> dict[int, str]:
     """Seat → the effective value; empty if the variable cannot or need not be compared."""
-    views = {id(view): view for _, view in seen.values()}
 
     def of_ranks(said: Mapping[int, T]) -> dict[int, T]:
+        if len(set(said.values())) < 2:
+            return {}
         return {seat: said[id(view)] for seat, (_, view) in seen.items()}
 
     if row.kind == "url" or row.gone:
@@ -152,7 +153,7 @@ def _sides(seen: Seen, name: str, whole: bool) -> dict[str, list[str]]:
     phrases: dict[str, str] = {}
     sides: dict[str, dict[str, None]] = {}
     row = table().variables[name]
-    meanings = _meanings(seen, row)
+    meanings = _meanings(seen, views_of(seen), row)
     for seat, (rank, view) in seen.items():
         phrase = _phrase(view, name)
         if not row.rails:  # whose names may be others, and mean the same

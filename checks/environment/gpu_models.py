@@ -12,9 +12,8 @@ def hosts_of_several_models(cluster: Cluster) -> frozenset[int]:
 
     NVML also sees GPUs that a variable hides from every rank.
     """
-    models: dict[int, set[str]] = defaultdict(set)
+    models: dict[int, set[str | None]] = defaultdict(set)
     for check, listed in (("backend_device", "devices"), ("gpu_state", "gpus")):
         for rank, facts in cluster.facts(check):
-            names = (gpu.get("name") for gpu in facts.get(listed) or ())
-            models[rank.host.id].update(name for name in names if name)
-    return frozenset(host for host, names in models.items() if len(names) > 1)
+            models[rank.host.id].update([gpu.get("name") for gpu in facts.get(listed) or ()])
+    return frozenset(host for host, names in models.items() if len(names - {None, ""}) > 1)

@@ -22,14 +22,15 @@ def judge_variables(cluster: Cluster, check: str) -> Iterator[Placed]:
     """
     seen = look(cluster, check)
     alike: dict[int, tuple[View, set[int]]] = {}
-    hosts: dict[int, set[int]] = {}
-    for seat, (rank, view) in seen.items():
+    for seat, (_, view) in seen.items():
         alike.setdefault(id(view), (view, set()))[1].add(seat)
-        hosts.setdefault(rank.host.id, set()).add(seat)
     found: dict[Problem, set[int]] = {}
     for view, seats in alike.values():
         for problem in problems(view):
             found.setdefault(problem, set()).update(seats)
+    hosts: dict[int, set[int]] = {}
+    for seat, (rank, _) in seen.items() if found else ():
+        hosts.setdefault(rank.host.id, set()).add(seat)
     for problem, seats in found.items():
         yield Placed(_as_most(seen, problem, seats), _place(seen, hosts, seats))
     yield from differing(seen)

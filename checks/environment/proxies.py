@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nccl_doctor.api import Confidence, Severity, Where, odd_ones_out, place_of
 
 from .no_proxy import PROXIES
-from .view import Placed, Problem, Seen, View
+from .view import Placed, Problem, Seen, View, views_of
 
 COVERED, DIFFERS = "proxy-covers-master", "env-differs"
 
@@ -27,11 +27,10 @@ def covers_master(view: View) -> Iterator[Problem]:
 
 def differing_proxies(seen: Seen) -> Iterator[Placed]:
     """Problem if some hosts, or some ranks of a host, have a proxy and others have none."""
-    views = {id(view): view for _, view in seen.values()}
-    set_in = {at: bool(_set(view)) for at, view in views.items()}
-    has = {seat: set_in[id(view)] for seat, (_, view) in seen.items()}
-    if len(set(has.values())) < 2:
+    set_in = {at: bool(_set(view)) for at, view in views_of(seen).items()}
+    if len(set(set_in.values())) < 2:
         return
+    has = {seat: set_in[id(view)] for seat, (_, view) in seen.items()}
     of_host: dict[int, set[bool]] = {}
     for seat, (rank, _) in seen.items():
         of_host.setdefault(rank.host.id, set()).add(has[seat])

@@ -210,15 +210,23 @@ Seen = Mapping[int, tuple[Rank, View]]
 """Seat → the participant and its variables. Ranks with the same variables have one `View`."""
 
 
+def views_of(seen: Seen) -> dict[int, View]:
+    """Each `View` once, by its identity."""
+    return {id(view): view for _, view in seen.values()}
+
+
 def look(cluster: Cluster, check: str) -> Seen:
     """The variables of every rank, from the facts of `check`."""
-    loaded, mixed = loaded_nccl(cluster), hosts_of_several_models(cluster)
+    rows = table().variables
+    loaded, mixed = loaded_nccl(cluster), frozenset[int]()
+    asks = [name for name, row in rows.items() if row.mixed]
+    if any(name in facts["variables"] for _, facts in cluster.facts(check) for name in asks):
+        mixed = hosts_of_several_models(cluster)
     answers = {
         rank.host.id: facts.get("asked") or _NO_ANSWER
         for rank, facts in cluster.facts("interfaces")
     }
     same, views = _Same(), dict[Hashable, View]()
-    rows = table().variables
     seen = {}
     for rank, facts in cluster.facts(check):
         answer = answers.get(rank.host.id, _NO_ANSWER)
