@@ -181,8 +181,10 @@ def _versions(cluster: Cluster) -> dict[str, str]:
     found: dict[str, str] = {}
     for rank in cluster.present:
         if rank.seat in loaded:
-            mine = loaded[rank.seat]
-            found[rank.host.label] = min(found.get(rank.host.label, mine), mine, key=release)
+            mine, host = loaded[rank.seat], rank.host.label
+            known = found.setdefault(host, mine)
+            if mine != known:
+                found[host] = min(known, mine, key=release)
     return found
 
 
@@ -231,11 +233,12 @@ def _kinds(
     picks: Mapping[str, Mapping[str, PickedGid]],
     versions: Mapping[str, str],
 ) -> Iterator[Finding]:
-    wrong = {host: _wrong(seen[host], mine) for host, mine in picks.items()}
-    kinds = {
-        host: frozenset(_kind(pick, seen[host]) for pick in mine.values())
+    of_ports = {
+        host: {name: _kind(pick, seen[host]) for name, pick in mine.items()}
         for host, mine in picks.items()
     }
+    wrong = {host: _wrong(seen[host], mine) for host, mine in of_ports.items()}
+    kinds = {host: frozenset(mine.values()) for host, mine in of_ports.items()}
     odd = odd_ones_out(kinds)
     guilty: set[str] = set()
     if odd is not None:
@@ -266,10 +269,10 @@ def _kinds(
         yield from _indices(seen, picks)
 
 
-def _wrong(facts: Mapping[str, Any], picks: Mapping[str, PickedGid]) -> tuple[str, ...]:
+def _wrong(facts: Mapping[str, Any], kinds: Mapping[str, str]) -> tuple[str, ...]:
     """Ports that would not use the kind of GID that NCCL looks for."""
     wanted = str(GidKind(*facts["wanted"]))
-    return tuple(name for name, pick in picks.items() if _kind(pick, facts) != wanted)
+    return tuple(name for name, kind in kinds.items() if kind != wanted)
 
 
 def _kind(pick: PickedGid, facts: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +118,9 @@ def pick_gid(
     at = 0
     for index, entry in sorted(by_index.items()):
         kind = gid_kind(entry)
-        address = ipaddress.ip_address(entry["address"])
         now = by_index.get(at)
         fits = kind.family == wanted.family and (
-            within is None or (address.version == within.version and address in within)
+            within is None or ipaddress.ip_address(entry["address"]) in within
         )
         if index == 0 or not fits:
             continue
@@ -135,21 +135,23 @@ def pick_gid(
 
 def is_link_local_ipv4(address: str) -> bool:
     """Whether an address is in 169.254.0.0/16."""
-    parsed = ipaddress.ip_address(address)
-    return parsed.version == 4 and parsed.is_link_local
+    return address.startswith("169.254.")
 
 
 def gid_kind(entry: Mapping[str, Any]) -> GidKind:
     """RoCE version and address family of an entry."""
-    return GidKind(entry["version"], "IPv6" if ":" in entry["address"] else "IPv4")
+    return _kind_of(entry["version"], "IPv6" if ":" in entry["address"] else "IPv4")
+
+
+_kind_of = lru_cache(maxsize=8)(GidKind)
 
 
 def _is_local(entry: Mapping[str, Any]) -> bool:
     """Whether NCCL takes an entry to be link-local: of IPv6 only, 169.254.0.0/16 is as good as any
     network (`linkLocalGid`).
     """
-    address = ipaddress.ip_address(entry["address"])
-    return address.version == 6 and address.is_link_local
+    first, colon, _ = entry["address"].partition(":")
+    return bool(colon) and int(first or "0", 16) & 0xFFC0 == 0xFE80  # fe80::/10
 
 
 def _picked(index: int, by_index: Mapping[int, Mapping[str, Any]]) -> PickedGid:
