@@ -172,6 +172,8 @@ def _compare(
 
     First among ranks that have the same torch and the same hardware: these must agree.
     """
+    if len({facts[unit][part] for _, facts in seen}) < 2:
+        return [], set()
     draws = [_Draw(rank, str(f["torch"]), str(f[unit]["is"]), f[unit][part]) for rank, f in seen]
     numbers = f"{_WORDS[part]} random numbers of the {_UNITS[unit]}"
     findings: list[Finding] = []
