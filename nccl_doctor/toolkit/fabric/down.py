@@ -7,6 +7,7 @@ src/transport/net_ib/init.cc leaves out all that are not ACTIVE.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,23 +59,38 @@ def ports_down(seen: Seen) -> list[PortDown]:
 
 
 def _unconfigured(seen: Seen) -> Iterator[PortDown]:
-    active = [
+    waiting = [
+        (host, port)
+        for host, facts in seen.items()
+        for port in facts["ports"]
+        if port["state"] in ("INIT", "ARMED") and port["wanted"] and _is_linked(port)
+        if not _needs_no_port(facts)
+    ]
+    active = Counter(
         port_name(port)
-        for facts in seen.values()
+        for facts in (seen.values() if waiting else ())
         for port in facts["ports"]
         if port["state"] == "ACTIVE"
-    ]
-    for host, facts in seen.items():
-        settings = {name: Setting(*each) for name, each in facts["settings"].items()}
-        if facts["road"] in ("plugin", "efa") or rdma_off(settings):
-            continue
-        for port in facts["ports"]:
-            linked = port["link"] == "InfiniBand" and port["physical"] == "LinkUp"
-            if linked and port["wanted"] and port["state"] in ("INIT", "ARMED"):
-                yield PortDown(host, port, active.count(port_name(port)), unconfigured=True)
+    )
+    for host, port in waiting:
+        yield PortDown(host, port, active[port_name(port)], unconfigured=True)
+
+
+def _is_linked(port: Mapping[str, Any]) -> bool:
+    """Whether an InfiniBand port has a link."""
+    return bool(port["link"] == "InfiniBand" and port["physical"] == "LinkUp")
+
+
+def _needs_no_port(facts: Mapping[str, Any]) -> bool:
+    """Whether NCCL goes another way on a host, or may not use RDMA."""
+    settings = {name: Setting(*each) for name, each in facts["settings"].items()}
+    return facts["road"] in ("plugin", "efa") or bool(rdma_off(settings))
 
 
 def _alone(seen: Seen) -> Iterator[PortDown]:
+    wanted = (port for facts in seen.values() for port in facts["ports"] if port["wanted"])
+    if all(port["state"] == "ACTIVE" for port in wanted):
+        return
     ports: dict[str, dict[str, Mapping[str, Any]]] = {}
     for host, facts in seen.items():
         for port in facts["ports"]:
