@@ -185,8 +185,10 @@ class GpuAffinity(Check):
                 {"cpus": facts["cpus"], "beside": facts["beside"], "numa": node},
                 fix=fix,
             )
-        down = {port.host: _DOWN[port.unconfigured] for port in ports_down(seen_by_rdma(cluster))}
-        for found in judge_nics(cluster.facts(self.name)):
+        nics = list(judge_nics(cluster.facts(self.name)))
+        ports = ports_down(seen_by_rdma(cluster)) if nics else ()
+        down = {port.host: _DOWN[port.unconfigured] for port in ports}
+        for found in nics:
             own = found.evidence.get("own") or {}
             if found.kind is NIC_FAR and "down" in own.values():
                 found = found.replaced(explained_by=down.get(found.where.hosts[0]))

@@ -134,7 +134,10 @@ def judge_nics(seen: Iterable[tuple[Rank, Mapping[str, Any]]]) -> Iterator[Findi
 
 
 def _far(mine: Sequence[tuple[Rank, Mapping[str, Any]]]) -> Iterator[Finding]:
-    (usual, count), *_ = Counter(facts["rdma"]["near"] for _, facts in mine).most_common(1)
+    nears = [facts["rdma"]["near"] for _, facts in mine]
+    if len(set(nears)) == 1 and not any(facts["rdma"]["own"] for _, facts in mine):
+        return
+    (usual, count), *_ = Counter(nears).most_common(1)
     most = count if 2 * count > len(mine) and count > 1 else 0
     for rank, facts in mine:
         rdma = facts["rdma"]
@@ -162,10 +165,12 @@ def _pairs(hosts: Sequence[Sequence[tuple[Rank, Mapping[str, Any]]]]) -> Iterato
     for alike in sizes.values():
         shapes = {mine[0][0].host.id: _shape(mine) for mine in alike}
         odd = odd_ones_out(shapes)
+        if odd is None:
+            continue
         who = who_has_what((mine[0][0].host.label, _in_words(mine)) for mine in alike)
-        for mine in alike if odd else ():
+        for mine in alike:
             host = mine[0][0].host
-            if odd is None or host.id not in odd.places:
+            if host.id not in odd.places:
                 continue
             others = [odd.usual] if odd.usual else [s for h, s in shapes.items() if h != host.id]
             mismatched = [
@@ -193,11 +198,12 @@ def _pairs(hosts: Sequence[Sequence[tuple[Rank, Mapping[str, Any]]]]) -> Iterato
 
 
 def _shape(mine: Sequence[tuple[Rank, Mapping[str, Any]]]) -> tuple[Any, ...]:
-    return tuple(sorted(_one(rank, facts) for rank, facts in mine))
+    return tuple(sorted([_one(rank, facts) for rank, facts in mine]))
 
 
 def _one(rank: Rank, facts: Mapping[str, Any]) -> tuple[Any, ...]:
-    return rank.local_rank or 0, facts["rdma"]["near"], tuple(facts["rdma"]["at"])
+    rdma = facts["rdma"]
+    return rank.local_rank or 0, rdma["near"], tuple(rdma["at"])
 
 
 def _in_words(mine: Sequence[tuple[Rank, Mapping[str, Any]]]) -> str:
