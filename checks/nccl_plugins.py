@@ -45,7 +45,7 @@ src/plugin/plugin_open.cc, tuner.cc, profiler.cc and env.cc; ld.so(8).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Any, TypedDict
 
@@ -193,11 +193,11 @@ class NcclPlugins(Check):
                 yield from _between(usable)
 
 
-def _unknown_to(releases: set[str], of: PluginType) -> bool:
+def _unknown_to(releases: Set[str], of: PluginType) -> bool:
     return not any(knows_plugin(nccl, of) for nccl in releases)
 
 
-def _problem(plugin: Mapping[str, Any], of: PluginType, releases: set[str]) -> Finding | None:
+def _problem(plugin: Mapping[str, Any], of: PluginType, releases: Set[str]) -> Finding | None:
     """Finding on one plug-in of one host, without its place."""
     asked, tried, loaded = plugin["asked"], plugin["tried"], plugin["loaded"]
     evidence = {"tried": tried}

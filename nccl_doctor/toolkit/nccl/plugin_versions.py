@@ -8,11 +8,11 @@ of 2.28.7 to 2.30.7. For 2.32.3 the names in the library of the wheel.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 
 from nccl_doctor.model.cluster import Cluster, Host
 from nccl_doctor.toolkit.nccl.plugin import ENV, NET, PROFILER, TUNER, PluginType
-from nccl_doctor.toolkit.versions import release
+from nccl_doctor.toolkit.versions import NCCL_LIBRARY, release
 
 _READ: Mapping[PluginType, Sequence[tuple[tuple[int, int], int, int]]] = {
     NET: (
@@ -63,13 +63,17 @@ these accepts nothing older than the one before it, and nothing newer than the o
 """
 
 
-def cuda_releases(cluster: Cluster, host: Host) -> set[str]:
+def cuda_releases(cluster: Cluster, host: Host) -> Set[str]:
     """Versions of the NCCL that ranks of a host have loaded; RCCL has a history of its own."""
-    return {
-        library["loaded"]["version"]
-        for _, library in cluster.facts_on("nccl_library", host)
-        if library["loaded"] and library["cuda"]
-    }
+
+    def find() -> Mapping[int, Set[str]]:
+        found: dict[int, set[str]] = {}
+        for rank, library in cluster.facts(NCCL_LIBRARY):
+            if library["loaded"] and library["cuda"]:
+                found.setdefault(rank.host.id, set()).add(library["loaded"]["version"])
+        return found
+
+    return cluster.once(cuda_releases, (NCCL_LIBRARY,), find).get(host.id, frozenset())
 
 
 def knows_plugin(nccl: str | None, of: PluginType) -> bool:
