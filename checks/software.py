@@ -108,12 +108,15 @@ class Software(Check):
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """One finding for all differences of the same ranks: they probably have another image."""
         seen = {rank.seat: (rank, facts) for rank, facts in cluster.facts(self.name)}
-        same_torch = len({public(facts["torch"]) for _, facts in seen.values()}) == 1
         loaded = {
             rank.seat: facts["loaded"]
             for rank, facts in cluster.facts("nccl_library")
             if facts["loaded"]
         }
+        builds = [(facts, loaded.get(seat)) for seat, (_, facts) in seen.items()]
+        if all(build == builds[0] for build in builds):
+            return
+        same_torch = len({public(facts["torch"]) for facts, _ in builds}) == 1
         same_nccl = len({library["version"] for library in loaded.values()}) == 1
         same_nccl &= len(loaded) == len(seen)
         stacks = {
