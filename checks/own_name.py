@@ -138,17 +138,17 @@ class OwnName(Check):
             reports = list(cluster.facts(self.name))
             owners: dict[str, set[int]] = {}
             named: dict[str | None, set[int]] = {}
-            for rank, facts in reports:
+            bad = [(r, f, each) for r, f in reports for each in _published(cluster, r, f)]
+            for rank, facts in reports if bad else ():
                 owners.setdefault(_own_address(facts), set()).add(rank.host.id)
                 named.setdefault(rank.host.name, set()).add(rank.host.id)
-            for rank, facts in reports:
+            for rank, facts, found in bad:
                 # Whoever took the address of another host lost the one that its name leads to;
                 # whoever took its name is led to the other one's.
                 taken = len(owners[_own_address(facts)]) > 1
                 cloned = "hostname-duplicate" if len(named[rank.host.name]) > 1 else None
                 why = "address-duplicate" if taken else cloned
-                for found in _published(cluster, rank, facts):
-                    yield found.replaced(explained_by=why if found.kind is NOT_OURS else None)
+                yield found.replaced(explained_by=why if found.kind is NOT_OURS else None)
             yield from _families(cluster)
 
 
@@ -159,11 +159,11 @@ def _own_address(facts: Mapping[str, Any]) -> str:
 
 def _published(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
     """Finding on the address that gloo publishes: the first of the own name that can be bound."""
-    own = LookUp.from_json(facts["own"])
-    name, answers = own.query, own.answers
     published = published_address(rank, facts)
     if rank.env.get("GLOO_SOCKET_IFNAME") or (published and not is_loopback(published)):
         return
+    own = LookUp.from_json(facts["own"])
+    name, answers = own.query, own.answers
     nic = likely_address(facts["interfaces"], facts.get("source", ""))
     other_way: str = f'put "{nic[1]} {name}" into /etc/hosts in place of its line' if nic else ""
     if not answers:
