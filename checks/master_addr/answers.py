@@ -100,18 +100,26 @@ class View:
         self.rank, self.host, self.facts = rank, rank.host, facts
         self.name = str(facts["master_addr"])
         self.found = LookUp.from_json(facts["master"])
-        self.where = Where(hosts=(rank.host.name,) if rank.host.name else ())
         self.answers = self.found.answers
         self.came_s: float | None = None
         if late and late["answers"] and not self.answers:
             self.answers, self.came_s = tuple(late["answers"]), late["came_s"]
-        self.shown = f"MASTER_ADDR={self.name} resolves to {', '.join(self.answers)}"
         self.is_digits = self.name.isdecimal()
         self.is_loopback = bool(self.answers) and all(is_loopback(a) for a in self.answers)
         self.leads_somewhere = bool(self.answers) and not (self.is_digits or self.is_loopback)
         self.is_master = any(other.rank == 0 for other in cluster.ranks_on(rank.host))
         self.got_in = rank.host.joined and not self.is_master
         """Whether it reached the coordinator through MASTER_ADDR; rank 0 needs not to."""
+
+    @property
+    def where(self) -> Where:
+        """The host as a place."""
+        return Where(hosts=(self.host.name,) if self.host.name else ())
+
+    @property
+    def shown(self) -> str:
+        """MASTER_ADDR and where it leads, in words."""
+        return f"MASTER_ADDR={self.name} resolves to {', '.join(self.answers)}"
 
     def owns(self, address: str) -> bool:
         """Whether an address leads to this host."""
@@ -362,10 +370,11 @@ def slow(
         own: its look-up of its own name by check own_name, if any.
         called: those of the addresses that call the store, if it serves it.
     """
-    clients = [found for found in map(LookUp.from_json, called) if found.slow]
-    others = [LookUp.from_json(data) for data in ([own] if own else []) + view.facts["reverse"]]
+    clients = [LookUp.from_json(data) for data in called if data.get("slow")]
+    others = [*([own] if own else []), *view.facts["reverse"]]
     # A master's name that never resolved has its own finding.
-    slow = [found for found in ([view.found] if view.found.answers else []) + others if found.slow]
+    slow = [view.found] if view.found.answers and view.found.slow else []
+    slow += [LookUp.from_json(data) for data in others if data.get("slow")]
     slow += clients
     fix = ""
     if not slow and view.found.answers and view.facts.get("ipv6", {}).get("slow"):
