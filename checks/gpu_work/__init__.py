@@ -60,7 +60,6 @@ from functools import partial
 from typing import Any, TypedDict
 
 from nccl_doctor.api import (
-    ALONE,
     Check,
     Cluster,
     Confidence,
@@ -200,20 +199,20 @@ class GpuWork(Check):
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings on every GPU by itself, then on the speeds of those that work."""
-        said = _with_bad_driver(cluster)
-        right = {
-            facts["model"]
-            for _, facts in cluster.facts(self.name)
-            if not (facts["error"] or facts["wrong"])
-        }
-        for item in cluster.evidence(self.name, ALONE):
-            status, facts = item.outcome.status, item.outcome.facts
-            if item.rank.seat in said and item.outcome.last_step == DRIVER:
-                continue
-            if status in (OutcomeStatus.HUNG, OutcomeStatus.DIED):
+        ended = list(cluster.ended(self.name))
+        said = _with_bad_driver(cluster) if ended else set()
+        for item in ended:
+            if not (item.rank.seat in said and item.outcome.last_step == DRIVER):
                 yield from _ended(item)
-            elif status is OutcomeStatus.OK and (facts["error"] or facts["wrong"]):
-                yield from _faulty(item.where | _device(facts["uuid"]), facts, right)
+        faulty, right = [], set()
+        for rank, facts in cluster.facts(self.name):
+            if facts["error"] or facts["wrong"]:
+                faulty.append((rank, facts))
+            else:
+                right.add(facts["model"])
+        for rank, facts in faulty:
+            where = Evidence.rank_place(rank) | _device(facts["uuid"])
+            yield from _faulty(where, facts, right)
         yield from judge_peers(cluster)
         yield from judge_gpu_rates(cluster.facts(self.name))
 

@@ -68,30 +68,39 @@ def judge_peers(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _broken(cluster: Cluster) -> Iterator[tuple[Rank, Finding]]:
-    sick = set(_sick(cluster))
-    for rank, facts in cluster.facts(CHECK):
-        peer = facts.get("peer")
-        if peer and peer["uuid"] not in sick:
+    bad = [
+        (rank, facts, peer)
+        for rank, facts in cluster.facts(CHECK)
+        if (peer := facts.get("peer")) and (peer["error"] or peer["wrong"])
+    ]
+    ended = [
+        item
+        for item in cluster.ended(CHECK)
+        if item.outcome.last_step == TO_PEER and certainty_of(item.outcome) is not None
+    ]
+    sick = set(_sick(cluster)) if bad or ended else set()
+    for rank, facts, peer in bad:
+        if peer["uuid"] not in sick:
             yield from ((rank, found) for found in _seen(rank, facts, peer))
-    for item in cluster.ended(CHECK):
-        end = item.outcome
-        if end.last_step == TO_PEER and certainty_of(end) is not None:
-            crumb = end.breadcrumbs[-1]
-            if crumb.get("peer") not in sick:
-                hung = end.status is OutcomeStatus.HUNG
-                how = f"no end within {end.duration_s:.0f} s" if hung else "the process died"
-                how += f" by {end.signal}" if end.signal else ""
-                pair = crumb.get("uuid"), crumb.get("peer")
-                yield item.rank, _finding(item.rank, pair, how, crumb)
+    for item in ended:
+        end, crumb = item.outcome, item.outcome.breadcrumbs[-1]
+        if crumb.get("peer") not in sick:
+            hung = end.status is OutcomeStatus.HUNG
+            how = f"no end within {end.duration_s:.0f} s" if hung else "the process died"
+            how += f" by {end.signal}" if end.signal else ""
+            pair = crumb.get("uuid"), crumb.get("peer")
+            yield item.rank, _finding(item.rank, pair, how, crumb)
 
 
 def _untested(cluster: Cluster) -> Iterator[Finding]:
     """Notes on ranks that see only one GPU, on a host with other ranks; NCCL may copy directly."""
-    visible = {
-        rank.seat: len(facts["devices"]) for rank, facts in cluster.facts("backend_device", ALONE)
+    with_one = {
+        rank.seat
+        for rank, facts in cluster.facts("backend_device", ALONE)
+        if len(facts["devices"]) == 1
     }
-    for rank, facts in cluster.facts(CHECK, ALONE):
-        alone = visible.get(rank.seat) == 1 and len(cluster.ranks_on(rank.host)) > 1
+    for rank, facts in cluster.facts(CHECK, ALONE) if with_one else ():
+        alone = rank.seat in with_one and len(cluster.ranks_on(rank.host)) > 1
         is_part = str(facts["uuid"]).startswith("MIG-")  # between parts nothing is copied directly
         off = rank.env.get("NCCL_P2P_DISABLE") == "1"
         if alone and not (facts["peer"] or is_part or off or facts["error"] or facts["wrong"]):

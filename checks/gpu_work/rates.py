@@ -141,6 +141,8 @@ class _Gpu(NamedTuple):
 def _measured(seen: Iterable[tuple[Rank, Mapping[str, Any]]]) -> list[_Gpu]:
     """GPUs that were measured, without those that several ranks worked on at once."""
     known = list(seen)
+    if not any(facts["tries"] for _, facts in known):
+        return []
     users = Counter(_identity(rank, facts) for rank, facts in known)
     return [
         _Gpu(
