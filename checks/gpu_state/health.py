@@ -25,6 +25,7 @@ from nccl_doctor.toolkit.shared_kinds import (
 
 from .gpu_kinds import GPU_VIRTUAL
 from .nvlinks import c2c_troubles, fabric_troubles, link_troubles
+from .peers import HostGpus, Peers
 from .trouble import Gpu, Trouble, is_readable
 from .users import busy_troubles
 from .xid import asks_for_nothing, xid_of
@@ -59,40 +60,47 @@ _ASKS: Mapping[str, tuple[Severity, str]] = {
 _PROHIBITED = 2
 _BY_HAND = 0x02
 """The bit of nvmlClocksEventReason* for clocks that somebody set (`nvidia-smi -ac` or `-lgc`)."""
+_CLOCKS = (
+    ("SM", "set_sm_clock_mhz", "default_sm_clock_mhz", "max_sm_clock_mhz"),
+    ("memory", "set_memory_clock_mhz", "default_memory_clock_mhz", "max_memory_clock_mhz"),
+)
+"""Clocks, and the fields of what is set, what is the default, and what is possible."""
 _VGPU = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU
+_RUNS = ("R", "S")
+"""States of a process that is late, but not in uninterruptible sleep."""
 _MOST_RETIRED = 60
 """Retired pages from which NVIDIA replaces a GPU; 64 is the maximum."""
 
 
 def troubles_of(
     gpu: Gpu,
-    others: Sequence[Gpu],
+    host: HostGpus,
     xids: Sequence[Mapping[str, Any]],
     own: Collection[int],
     ours: int = 0,
-    *,
-    waited: bool = False,
-    manager: Mapping[str, Any] | None = None,
 ) -> Iterator[Trouble]:
     """Troubles of one GPU.
 
     Args:
         gpu: its facts.
-        others: all GPUs of its host that answer; it is compared with those of its model.
+        host: all GPUs of its host; it is compared with those of its model.
         xids: its Xids in the kernel log.
         own: processes of the examination.
         ours: bytes that the examination may hold on it.
-        waited: whether the process that read another GPU of the host was still running when the
-            time was over.
-        manager: facts about the fabric manager of the host.
     """
+    if is_readable(gpu):
+        return _while_it_answers(gpu, host, xids, own, ours)
+    return _without_answer(gpu, host, xids)
+
+
+def _without_answer(
+    gpu: Gpu, host: HostGpus, xids: Sequence[Mapping[str, Any]]
+) -> Iterator[Trouble]:
     if gpu["lost"]:
         yield Trouble(GPU_LOST, f"the driver reports {LOST}{_last_words(xids)}")
-        return
-    if gpu.get("wedged"):
-        yield from _wedged(gpu["wedged"], xids, alone=not others, waited=waited)
-        return
-    if gpu.get("raised"):
+    elif gpu.get("wedged"):
+        yield from _wedged(gpu, host, xids)
+    elif gpu.get("raised"):
         yield Trouble(
             STATE_UNKNOWN,
             f"its state is not known: reading the answer to {gpu['raised']['call']} ended with "
@@ -104,8 +112,7 @@ def troubles_of(
             Severity.WARN,
             Confidence.POSSIBLE,
         )
-        return
-    if not is_readable(gpu):
+    else:
         broken = [name for name in gpu["refused"] if name in _BROKEN]
         # A container that may not open the file of a GPU gets UNKNOWN for it, too.
         if broken and not gpu.get("refused_files"):
@@ -115,7 +122,15 @@ def troubles_of(
                 f"the driver refuses access: {broken[0]}{_last_words(xids)}",
                 confidence=Confidence.CERTAIN if sure else Confidence.LIKELY,
             )
-        return
+
+
+def _while_it_answers(
+    gpu: Gpu,
+    host: HostGpus,
+    xids: Sequence[Mapping[str, Any]],
+    own: Collection[int],
+    ours: int,
+) -> Iterator[Trouble]:
     silent = sorted(_VITAL.intersection(gpu["refused"].get("UNKNOWN", ())))
     if silent:
         text = f"the driver answers UNKNOWN for its {', '.join(silent)}{_last_words(xids)}"
@@ -123,34 +138,42 @@ def troubles_of(
         yield Trouble(
             GPU_UNHEALTHY, text, confidence=Confidence.CERTAIN if sure else Confidence.LIKELY
         )
-    alike = [other for other in others if other["name"] == gpu["name"]]
+    peers = host.by_model[gpu["name"]]
     yield from _recovery(gpu)
     yield from _memory_errors(gpu)
     yield from _xids(xids)
-    yield from fabric_troubles(gpu, manager)
+    yield from fabric_troubles(gpu, host.facts.get("fabric_manager"))
     yield from busy_troubles(gpu, own, ours)
     yield from _throttled(gpu)
-    yield from _clocks(gpu, alike)
-    yield from _power(gpu, alike)
-    yield from _pcie(gpu, alike)
-    yield from link_troubles(gpu, alike)
-    yield from c2c_troubles(gpu, alike)
+    yield from _clocks(gpu, peers)
+    yield from _power(gpu, peers)
+    yield from _pcie(gpu, peers)
+    yield from link_troubles(gpu, peers)
+    yield from c2c_troubles(gpu, peers)
 
 
-def _wedged(
-    stuck: Mapping[str, Any], xids: Sequence[Mapping[str, Any]], *, alone: bool, waited: bool
-) -> Iterator[Trouble]:
+def _wedged(gpu: Gpu, host: HostGpus, xids: Sequence[Mapping[str, Any]]) -> Iterator[Trouble]:
     """The trouble of a GPU whose reader did not return; none if that was stopped or killed."""
+    stuck = gpu["wedged"]
     sure = certainty_of_reader(stuck)
     if sure is None:
         return  # it is one of those that were not read
-    if waited or (alone and "killed the process" in stuck["how"] and not _is_confirmed(xids)):
+    crashed_alone = not host.readable and "killed the process" in stuck["how"]
+    if _others_run(gpu, host.every) or (crashed_alone and not _is_confirmed(xids)):
         # It may wait for a lock that another reader holds; or the library crashes at every GPU, as
         # it does while it is replaced.
         sure = Confidence.LIKELY
     state = f", process state {stuck['state']}" if stuck["state"] else ""
     text = f"{stuck['call']} {stuck['how']}{state}{_last_words(xids)}"
     yield Trouble(GPU_LOST, text, confidence=sure)
+
+
+def _others_run(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
+    """Whether a process that read another GPU was late too, and not in uninterruptible sleep: it
+    may hold the driver's lock, for example to wake GPUs one after the other.
+    """
+    stuck = [other["wedged"] for other in gpus if other is not gpu and other.get("wedged")]
+    return any(one["how"].startswith("did not return") and one["state"] in _RUNS for one in stuck)
 
 
 def _is_confirmed(xids: Sequence[Mapping[str, Any]]) -> bool:
@@ -277,21 +300,20 @@ def _heat(gpu: Gpu) -> Iterator[str]:
         yield f"its memory is too hot ({hot} °C, limit {limit} °C)"
 
 
-def _clocks(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
+def _clocks(gpu: Gpu, peers: Peers) -> Iterator[Trouble]:
     """Clock limits that are set by hand. Locked clocks cannot be read: the driver only reports that
     some are set, and on some models always; so that counts only against its peers.
     """
     set_lower = []
-    for name, words in (("sm", "SM"), ("memory", "memory")):
-        now, usual = gpu.get(f"set_{name}_clock_mhz"), gpu.get(f"default_{name}_clock_mhz")
-        most = gpu[f"max_{name}_clock_mhz"]
+    for words, set_to, default, highest in _CLOCKS:
+        now, usual = gpu.get(set_to), gpu.get(default)
         if now and usual and now < usual:
-            set_lower.append(f"{words} clock at most {now} of {most or usual} MHz")
+            set_lower.append(f"{words} clock at most {now} of {gpu[highest] or usual} MHz")
     if set_lower:
         yield Trouble(CLOCKS_LIMITED, f"applications clocks: {', '.join(set_lower)}")
     elif (gpu["throttle"] or 0) & _BY_HAND:
-        held = [other for other in alike if (other["throttle"] or 0) & _BY_HAND]
-        if 2 * len(held) < len(alike):
+        held = [other for other in peers.gpus if (other["throttle"] or 0) & _BY_HAND]
+        if 2 * len(held) < len(peers.gpus):
             yield Trouble(
                 CLOCKS_LIMITED,
                 "the driver reports clocks that somebody set; most GPUs of the host have none",
@@ -299,10 +321,12 @@ def _clocks(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
             )
 
 
-def _power(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
+def _power(gpu: Gpu, peers: Peers) -> Iterator[Trouble]:
     """A power limit that all GPUs share; `drift` reports one that a single GPU has."""
     now, usual = gpu["power_limit_mw"], gpu.get("default_power_limit_mw")
-    if now and usual and now < usual and all(other["power_limit_mw"] == now for other in alike):
+    if not (now and usual and now < usual):
+        return
+    if all(other["power_limit_mw"] == now for other in peers.gpus):
         yield Trouble(
             CLOCKS_LIMITED,
             f"power limit {now / 1000:g} W, default {usual / 1000:g} W",
@@ -317,17 +341,18 @@ def _power(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
         )
 
 
-def _pcie(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
+def _pcie(gpu: Gpu, peers: Peers) -> Iterator[Trouble]:
     width, widest = gpu["pcie_width"], gpu["max_pcie_width"]
     if width and widest and width < widest:
         yield Trouble(PCIE_DEGRADED, f"x{width} of x{widest} lanes")
-    # An idle GPU may lower its generation to save power: it counts only against its peers.
     now, most = gpu["pcie_generation"], gpu["max_pcie_generation"]
-    faster = [other for other in alike if (other["pcie_generation"] or 0) > (now or 0)]
-    if now and most and now < most and 2 * len(faster) > len(alike):
+    if not (now and most and now < most):
+        return
+    # An idle GPU may lower its generation to save power: it counts only against its peers.
+    others = [other["pcie_generation"] or 0 for other in peers.gpus]
+    if 2 * sum(other > now for other in others) > len(others):
         yield Trouble(
             PCIE_DEGRADED,
-            f"PCIe generation {now} of {most}; most GPUs of the host run at "
-            f"{max(other['pcie_generation'] for other in faster)}",
+            f"PCIe generation {now} of {most}; most GPUs of the host run at {max(others)}",
             confidence=Confidence.LIKELY,
         )

@@ -5,7 +5,7 @@ Source: NVML API reference, "Fabric definitions" and "NvLink Methods".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nccl_doctor.api import (
@@ -20,6 +20,7 @@ from nccl_doctor.toolkit.gpu.lost import manager_is_down
 from nccl_doctor.toolkit.shared_kinds import FABRIC_MANAGER_DOWN
 
 from .gpu_kinds import C2C_DOWN
+from .peers import Peers
 from .trouble import Gpu, Trouble
 
 NOT_AS_IT_SHOULD = FABRIC_MANAGER_DOWN.variant(
@@ -151,15 +152,15 @@ def _incorrect(mask: int) -> str:
     return "" if number in _WELL else _INCORRECT.get(number, f"incorrect configuration {number}")
 
 
-def link_troubles(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
+def link_troubles(gpu: Gpu, peers: Peers) -> Iterator[Trouble]:
     """Troubles of links that are down, and of links with errors.
 
     Args:
         gpu: its facts.
-        alike: GPUs of its host of the same model, including itself.
+        peers: GPUs of its host of the same model, including itself.
     """
     states = gpu["nvlinks"]
-    up, usual = sum(states), max(sum(other["nvlinks"]) for other in alike)
+    up, usual = sum(states), peers.nvlinks
     fabric = (gpu["fabric"] or {}).get("state")
     if up < usual:
         down = len(states) - up
@@ -171,39 +172,39 @@ def link_troubles(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
             # Bridges join some GPUs of a host and leave others without any.
             confidence=Confidence.CERTAIN if up or of_switch else Confidence.POSSIBLE,
         )
-    elif 0 < up < len(states) and fabric == "COMPLETED" and not _is_of_model(gpu, alike):
+    elif 0 < up < len(states) and fabric == "COMPLETED" and not _is_of_model(gpu, peers):
         # All links lead to switches. A guest with one GPU may have none.
         text = f"{up} of {len(states)} NVLinks are up"
         yield Trouble(NVLINK_DOWN, text, confidence=Confidence.LIKELY)
-    yield from _errors(gpu, alike)
+    yield from _errors(gpu, peers)
 
 
-def c2c_troubles(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
+def c2c_troubles(gpu: Gpu, peers: Peers) -> Iterator[Trouble]:
     """Links to the CPU that are down, where others of this GPU or of one like it are up.
 
     Args: as of `link_troubles`.
     """
     states = gpu.get("c2c") or ()
-    up, usual = sum(states), max(sum(other.get("c2c") or ()) for other in alike)
-    text = f"{up} of {len(states)} C2C links to the CPU are up"
-    if up < usual:
-        text += f", {usual} on another GPU of the host"
-        yield Trouble(C2C_DOWN, text, confidence=Confidence.LIKELY)
-    elif 0 < up < len(states) and not _same_c2c(gpu, alike):
+    up, usual = sum(states), peers.c2c
+    if up < usual or (0 < up < len(states) and not _same_c2c(gpu, peers)):
+        text = f"{up} of {len(states)} C2C links to the CPU are up"
+        text += f", {usual} on another GPU of the host" if up < usual else ""
         yield Trouble(C2C_DOWN, text, confidence=Confidence.LIKELY)
 
 
-def _same_c2c(gpu: Gpu, alike: Sequence[Gpu]) -> bool:
+def _same_c2c(gpu: Gpu, peers: Peers) -> bool:
     """Whether all GPUs of a model have the same links: some models use fewer."""
-    return len(alike) > 1 and all(other.get("c2c") == gpu.get("c2c") for other in alike)
+    gpus = peers.gpus
+    return len(gpus) > 1 and all(other.get("c2c") == gpu.get("c2c") for other in gpus)
 
 
-def _is_of_model(gpu: Gpu, alike: Sequence[Gpu]) -> bool:
+def _is_of_model(gpu: Gpu, peers: Peers) -> bool:
     """Whether all GPUs of a model have the same links: some models use fewer."""
-    return len(alike) > 1 and all(other["nvlinks"] == gpu["nvlinks"] for other in alike)
+    gpus = peers.gpus
+    return len(gpus) > 1 and all(other["nvlinks"] == gpu["nvlinks"] for other in gpus)
 
 
-def _errors(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
+def _errors(gpu: Gpu, peers: Peers) -> Iterator[Trouble]:
     mine = gpu["nvlink_errors"] or {}
     if mine.get("recovery"):
         yield Trouble(NVLINK_ERRORS, f"its NVLinks recovered {mine['recovery']} times")
@@ -214,7 +215,9 @@ def _errors(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
         yield Trouble(NVLINK_ERRORS, text, confidence=Confidence.LIKELY)
         return
     many = [name for name in _COUNTED if mine.get(name, 0) >= _MANY]
-    others = [other["nvlink_errors"] for other in alike if other is not gpu] if many else []
+    if not many:
+        return
+    others = [other["nvlink_errors"] for other in peers.gpus if other is not gpu]
     others = [counts for counts in others if counts]
     if len(others) < 2:
         return  # links correct errors by themselves: only very unusual counts matter

@@ -48,7 +48,8 @@ from .gpu_kinds import (
 )
 from .health import troubles_of
 from .host_wide import Between, Copying, troubles_between
-from .trouble import Trouble, is_readable
+from .peers import HostGpus
+from .trouble import Trouble
 from .users import Users, held_by_us, users_of
 
 CHECK = "gpu_state"
@@ -162,10 +163,10 @@ def _unread(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator[
 
 
 def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
-    gpus, log = facts["gpus"], facts["kernel_log"]["xids"]
+    seen = HostGpus(facts)
+    gpus, log = seen.every, facts["kernel_log"]["xids"]
     users = users_of(cluster, host, gpus)
     own = {*facts["own"], *(rank.pid for rank in cluster.ranks_on(host) if rank.pid)}
-    readable = [gpu for gpu in gpus if is_readable(gpu)]
     cuda = _cuda_error(cluster, host)
     same: dict[tuple[Trouble, bool], list[Mapping[str, Any]]] = defaultdict(list)
     between = list(
@@ -178,16 +179,7 @@ def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator
     )
     works = _working(cluster, host)
     for gpu, ours in zip(gpus, held_by_us(cluster, host, users, gpus), strict=True):
-        troubles = troubles_of(
-            gpu,
-            readable,
-            _xids_of(gpu, gpus, log),
-            own,
-            ours,
-            waited=_others_run(gpu, gpus),
-            manager=facts.get("fabric_manager"),
-        )
-        for one in troubles:
+        for one in troubles_of(gpu, seen, _xids_of(gpu, gpus, log), own, ours):
             if one.kind is GPU_LOST and gpu.get("uuid") in works:
                 text = f"{one.text}; but a rank worked with it"
                 one = replace(one, text=text, confidence=Confidence.LIKELY)
@@ -228,17 +220,6 @@ def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator
         found = Finding(GPU_DIFFERS, drift.text, _place(users, host, odd), severity=drift.severity)
         foreign = foreign_ones.issuperset(drift.places)
         yield _not_ours(found, _unused(odd)) if foreign else found
-
-
-def _others_run(gpu: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a process that read another GPU was late too, and not in uninterruptible sleep: it
-    may hold the driver's lock, for example to wake GPUs one after the other.
-    """
-    stuck = [other["wedged"] for other in gpus if other is not gpu and other.get("wedged")]
-    return any(one["how"].startswith("did not return") and one["state"] in _RUNS for one in stuck)
-
-
-_RUNS = ("R", "S")
 
 
 def _working(cluster: Cluster, host: Host) -> set[str]:
