@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.api import Confidence, Fix, Severity, Step, look
@@ -27,7 +27,7 @@ from .gpu_kinds import GPU_VIRTUAL
 from .nvlinks import c2c_troubles, fabric_troubles, link_troubles
 from .peers import HostGpus, Peers
 from .trouble import Gpu, Trouble, is_readable
-from .users import busy_troubles
+from .users import Users, busy_troubles
 from .xid import asks_for_nothing, xid_of
 
 _SURE = ("RESET_REQUIRED", "IRQ_ISSUE", "INSUFFICIENT_POWER")
@@ -76,8 +76,7 @@ def troubles_of(
     gpu: Gpu,
     host: HostGpus,
     xids: Sequence[Mapping[str, Any]],
-    own: Collection[int],
-    ours: int = 0,
+    users: Users,
 ) -> Iterator[Trouble]:
     """Troubles of one GPU.
 
@@ -85,11 +84,10 @@ def troubles_of(
         gpu: its facts.
         host: all GPUs of its host; it is compared with those of its model.
         xids: its Xids in the kernel log.
-        own: processes of the examination.
-        ours: bytes that the examination may hold on it.
+        users: of the GPUs of its host.
     """
     if is_readable(gpu):
-        return _while_it_answers(gpu, host, xids, own, ours)
+        return _while_it_answers(gpu, host, xids, users)
     return _without_answer(gpu, host, xids)
 
 
@@ -128,8 +126,7 @@ def _while_it_answers(
     gpu: Gpu,
     host: HostGpus,
     xids: Sequence[Mapping[str, Any]],
-    own: Collection[int],
-    ours: int,
+    users: Users,
 ) -> Iterator[Trouble]:
     silent = sorted(_VITAL.intersection(gpu["refused"].get("UNKNOWN", ())))
     if silent:
@@ -143,7 +140,7 @@ def _while_it_answers(
     yield from _memory_errors(gpu)
     yield from _xids(xids)
     yield from fabric_troubles(gpu, host.facts.get("fabric_manager"))
-    yield from busy_troubles(gpu, own, ours)
+    yield from busy_troubles(gpu, users)
     yield from _throttled(gpu)
     yield from _clocks(gpu, peers)
     yield from _power(gpu, peers)

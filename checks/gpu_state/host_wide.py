@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from nccl_doctor.toolkit.tables import read_table
 from .drift import NEAREST
 from .gpu_kinds import NVSWITCH_ERROR, P2P_UNAVAILABLE, P2P_UNSUPPORTED, PERSISTENCE_OFF
 from .nvlinks import is_cut_off, is_registered
-from .trouble import is_readable
+from .peers import HostGpus
 
 _WHY = {
     "CHIPSET_NOT_SUPPORED": "the chipset does not support it",  # as older bindings spell it
@@ -64,33 +64,32 @@ class Copying:
 
 
 def troubles_between(
-    facts: Mapping[str, Any],
+    host: HostGpus,
     *,
     cuda_starts: bool,
-    hints: Sequence[str],
-    copying: Copying | None = None,
+    hints: Callable[[], Sequence[str]],
+    copying: Callable[[], Copying | None],
 ) -> Iterator[Between]:
     """Troubles of one host besides those of its single GPUs.
 
     Args:
-        facts: of `gather_gpus`.
+        host: its GPUs.
         cuda_starts: whether a rank of the host can still use a GPU.
-        hints: clauses that may explain why GPUs do not reach each other.
-        copying: what NCCL would copy directly; None where it would not.
+        hints: asked for clauses that may explain why GPUs do not reach each other.
+        copying: asked for what NCCL would copy directly; None where it would not.
     """
-    yield from _unread(facts)
-    yield from _unreachable(facts, hints)
-    if copying is not None:
-        yield from _unsupported(facts, copying)
-    yield from _asleep(facts)
-    yield from _switches(facts)
-    yield from _fabric_manager(facts, cuda_starts)
+    yield from _unread(host.facts)
+    yield from _unreachable(host.facts, hints)
+    yield from _unsupported(host, copying)
+    yield from _asleep(host)
+    yield from _switches(host)
+    yield from _fabric_manager(host, cuda_starts)
 
 
 # Pairs --------------------------------------------------------------------------------------------
 
 
-def _unreachable(facts: Mapping[str, Any], hints: Sequence[str]) -> Iterator[Between]:
+def _unreachable(facts: Mapping[str, Any], hints: Callable[[], Sequence[str]]) -> Iterator[Between]:
     """Pairs that cannot reach each other's memory, where most equally near pairs can."""
     if facts["p2p"].keys() <= {"OK"}:
         return
@@ -112,7 +111,7 @@ def _unreachable(facts: Mapping[str, Any], hints: Sequence[str]) -> Iterator[Bet
         pairs = [pair for pair in bad if set(pair) & set(alone)]
         who = _listed("GPU", alone)
         text = f"no direct access between {who} and any other GPU of the host"
-        yield _cannot(text, pairs, why, hints, tuple(alone))
+        yield _cannot(text, pairs, why, hints(), tuple(alone))
     left = [pair for pair in bad if not set(pair) & set(alone)]
     by_level: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for pair in left:
@@ -123,7 +122,7 @@ def _unreachable(facts: Mapping[str, Any], hints: Sequence[str]) -> Iterator[Bet
         near = NEAREST.get(level, level)
         gpus = tuple(sorted({index for pair in pairs for index in pair}))
         text = f"no direct access between {who}; most pairs {near} have it"
-        yield _cannot(text, pairs, why, hints, gpus)
+        yield _cannot(text, pairs, why, hints(), gpus)
 
 
 def _cannot(
@@ -143,26 +142,30 @@ def _cannot(
     )
 
 
-def _unsupported(facts: Mapping[str, Any], copying: Copying) -> Iterator[Between]:
+def _unsupported(host: HostGpus, copying: Callable[[], Copying | None]) -> Iterator[Between]:
     """Pairs that reach each other over PCIe though NVIDIA's driver does not support this."""
     boards = {
-        gpu["index"]: gpu["name"]
-        for gpu in facts["gpus"]
-        if gpu["index"] in copying.used and _is_without(gpu)
+        gpu["index"]: name
+        for name, peers in host.by_model.items()
+        if name and _is_without(name)
+        for gpu in peers.gpus
+        if not sum(gpu["nvlinks"])
     }
-    if len(boards) < 2:
+    copied = copying() if len(boards) > 1 else None
+    if copied is None:
         return
-    able = [_pair(pair) for pair in facts["p2p"].get("OK", ())]
-    pairs = [pair for pair in able if set(pair) <= set(boards)]
+    able = [_pair(pair) for pair in host.facts["p2p"].get("OK", ())]
+    used = boards.keys() & copied.used
+    pairs = [pair for pair in able if used.issuperset(pair)]
     if not pairs:
         return
     gpus = tuple(sorted({index for pair in pairs for index in pair}))
-    models = ", ".join(sorted({str(boards[index]) for index in gpus}))
+    models = ", ".join(sorted({boards[index] for index in gpus}))
     text = f"{models}: the driver reports that {len(pairs)} "
     text += "pair reaches" if len(pairs) == 1 else "pairs reach"
     text += " each other's memory over PCIe; NVIDIA's own driver does not support this"
-    tried = copying.made & set(pairs)
-    arrived = bool(tried) and not copying.bad & set(pairs)
+    tried = copied.made & set(pairs)
+    arrived = bool(tried) and not copied.bad & set(pairs)
     yield Between(
         P2P_UNSUPPORTED,
         text + ("; the data sent between neighbours arrived" if arrived else ""),
@@ -174,11 +177,10 @@ def _unsupported(facts: Mapping[str, Any], copying: Copying) -> Iterator[Between
     )
 
 
-def _is_without(gpu: Mapping[str, Any]) -> bool:
-    """Whether a GPU is in the table of models without P2P over PCIe, and has no NVLink."""
-    if not is_readable(gpu) or not gpu["name"] or sum(gpu["nvlinks"]):
-        return False
-    return any(name.fullmatch(gpu["name"]) for name in _without())
+@functools.lru_cache
+def _is_without(model: str) -> bool:
+    """Whether a model is in the table of those without P2P over PCIe."""
+    return any(name.fullmatch(model) for name in _without())
 
 
 @functools.cache
@@ -241,9 +243,9 @@ def _unread(facts: Mapping[str, Any]) -> Iterator[Between]:
         )
 
 
-def _asleep(facts: Mapping[str, Any]) -> Iterator[Between]:
+def _asleep(host: HostGpus) -> Iterator[Between]:
     """All GPUs without persistence mode; `drift` reports where only some have it."""
-    modes = [gpu["persistence"] for gpu in facts["gpus"] if is_readable(gpu)]
+    modes = [gpu["persistence"] for gpu in host.readable]
     if len(modes) > 1 and not any(mode != 0 for mode in modes):
         yield Between(PERSISTENCE_OFF, f"persistence mode is off on all {len(modes)} GPUs")
 
@@ -251,18 +253,16 @@ def _asleep(facts: Mapping[str, Any]) -> Iterator[Between]:
 # NVSwitches ---------------------------------------------------------------------------------------
 
 
-def _switches(facts: Mapping[str, Any]) -> Iterator[Between]:
+def _switches(host: HostGpus) -> Iterator[Between]:
     """Fatal errors of NVSwitches; one may be older than a reset, so alone it is only a warning.
 
     It is certain where the NVLink fabric says right now that a GPU of this host does not get what
     it should.
     """
-    fatal = [seen for seen in facts["kernel_log"].get("sxids", ()) if seen["fatal"]]
+    fatal = [seen for seen in host.facts["kernel_log"].get("sxids", ()) if seen["fatal"]]
     if not fatal:
         return
-    now = sorted(
-        gpu["index"] for gpu in facts["gpus"] if is_readable(gpu) and is_cut_off(gpu["fabric"])
-    )
+    now = sorted(gpu["index"] for gpu in host.readable if is_cut_off(gpu["fabric"]))
     words = [_in_words(seen) for seen in fatal[-4:]]
     words += [f"and {len(fatal) - 4} more"] if len(fatal) > 4 else []
     words += [f"the NVLink fabric gives {_listed('GPU', now)} less than it should"] if now else []
@@ -294,16 +294,16 @@ def _age(seconds: int) -> str:
 # The fabric manager -------------------------------------------------------------------------------
 
 
-def _fabric_manager(facts: Mapping[str, Any], cuda_starts: bool) -> Iterator[Between]:
-    seen = facts.get("fabric_manager") or {"switches": 0}
+def _fabric_manager(host: HostGpus, cuda_starts: bool) -> Iterator[Between]:
+    seen = host.facts.get("fabric_manager") or {"switches": 0}
     if not seen["switches"] or seen["running"]:
         return
     severity = Severity.WARN if cuda_starts else None
     # A log line about another driver is older than an upgrade.
-    if seen["misfit"] and seen["misfit"][1] == facts["driver"]:
+    if seen["misfit"] and seen["misfit"][1] == host.facts["driver"]:
         its, driver = seen["misfit"]
         # GPUs that it had registered before the driver changed can still be used.
-        registered = any(is_readable(gpu) and is_registered(gpu["fabric"]) for gpu in facts["gpus"])
+        registered = any(is_registered(gpu["fabric"]) for gpu in host.readable)
         sure = manager_is_down(seen) and not (cuda_starts or registered)
         yield Between(
             FABRIC_MANAGER_DOWN,

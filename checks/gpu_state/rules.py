@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from nccl_doctor.api import (
@@ -49,8 +50,8 @@ from .gpu_kinds import (
 from .health import troubles_of
 from .host_wide import Between, Copying, troubles_between
 from .peers import HostGpus
-from .trouble import Trouble
-from .users import Users, held_by_us, users_of
+from .trouble import Gpu, Trouble
+from .users import Users
 
 CHECK = "gpu_state"
 """Name of the check that these facts belong to."""
@@ -125,7 +126,7 @@ def _wedged(cluster: Cluster) -> Iterator[Finding]:
         yield Finding(
             GPU_LOST if of_gpu else GPU_UNHEALTHY,
             f"{crumb['call']} {how}{detail}",
-            _place(users_of(cluster, item.rank.host, ()), item.rank.host, [gpu] if of_gpu else []),
+            _place(Users(cluster, item.rank.host), [gpu] if of_gpu else []),
             {"breadcrumb": dict(crumb), "wchan": end.wchan, "log_tail": end.log_tail},
             confidence=sure,
         )
@@ -165,29 +166,26 @@ def _unread(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator[
 def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
     seen = HostGpus(facts)
     gpus, log = seen.every, facts["kernel_log"]["xids"]
-    users = users_of(cluster, host, gpus)
-    own = {*facts["own"], *(rank.pid for rank in cluster.ranks_on(host) if rank.pid)}
-    cuda = _cuda_error(cluster, host)
+    users = Users(cluster, host, gpus, facts["own"])
     same: dict[tuple[Trouble, bool], list[Mapping[str, Any]]] = defaultdict(list)
     between = list(
         troubles_between(
-            facts,
+            seen,
             cuda_starts=_cuda_starts(cluster, host),
-            hints=in_the_way(cluster, host),
-            copying=_copying(cluster, host, facts, users),
+            hints=partial(in_the_way, cluster, host),
+            copying=partial(_copying, cluster, host, facts, users),
         )
     )
-    works = _working(cluster, host)
-    for gpu, ours in zip(gpus, held_by_us(cluster, host, users, gpus), strict=True):
-        for one in troubles_of(gpu, seen, _xids_of(gpu, gpus, log), own, ours):
-            if one.kind is GPU_LOST and gpu.get("uuid") in works:
+    for gpu in gpus:
+        for one in troubles_of(gpu, seen, _xids_of(gpu, gpus, log), users):
+            if one.kind is GPU_LOST and gpu.get("uuid") in _working(cluster, host):
                 text = f"{one.text}; but a rank worked with it"
                 one = replace(one, text=text, confidence=Confidence.LIKELY)
             # The fabric belongs to the whole host.
-            foreign = one.kind.code != FABRIC_MANAGER_DOWN.code and users.is_foreign(gpu)
+            foreign = one.kind.code != FABRIC_MANAGER_DOWN.code and gpu["index"] in users.foreign
             same[one, foreign].append(gpu)
     for (one, foreign), sick in same.items():
-        if one.kind is FABRIC_MANAGER_DOWN and cuda == _SYSTEM_NOT_READY:
+        if one.kind is FABRIC_MANAGER_DOWN and _cuda_error(cluster, host) == _SYSTEM_NOT_READY:
             continue  # `backend_device` reports it, with the ranks
         if one.kind is FABRIC_MANAGER_DOWN and _cuda_starts(cluster, host):
             # As in a virtual machine that has one GPU, without its NVLinks.
@@ -202,7 +200,7 @@ def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator
         found = Finding(
             one.kind,
             one.text,
-            _place(users, host, sick),
+            _place(users, sick),
             {"gpus": [_evidence(gpu, _xids_of(gpu, gpus, log)) for gpu in sick]},
             fill(one.fix, BUS_ID=buses),
             one.severity,
@@ -210,15 +208,14 @@ def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator
             drains=one.drains,
         )
         yield _not_ours(found, _unused(sick)) if foreign else found
-    foreign_ones = {gpu["index"] for gpu in gpus if users.is_foreign(gpu)}
     for trouble in between:
-        found = _finding(users, host, trouble, gpus)
-        apart = all(set(pair) & foreign_ones for pair in trouble.pairs)
-        yield _not_ours(found, "no two ranks use such a pair") if trouble.pairs and apart else found
+        found = _finding(users, trouble)
+        apart = trouble.pairs and all(users.foreign.intersection(pair) for pair in trouble.pairs)
+        yield _not_ours(found, "no two ranks use such a pair") if apart else found
     for drift in within_host(gpus):
         odd = [gpu for gpu in gpus if gpu["index"] in drift.places]
-        found = Finding(GPU_DIFFERS, drift.text, _place(users, host, odd), severity=drift.severity)
-        foreign = foreign_ones.issuperset(drift.places)
+        found = Finding(GPU_DIFFERS, drift.text, _place(users, odd), severity=drift.severity)
+        foreign = users.foreign.issuperset(drift.places)
         yield _not_ours(found, _unused(odd)) if foreign else found
 
 
@@ -244,12 +241,11 @@ def _not_ours(found: Finding, why: str) -> Finding:
     )
 
 
-def _finding(users: Users, host: Host, one: Between, gpus: Sequence[Mapping[str, Any]]) -> Finding:
-    where = _place(users, host, [gpu for gpu in gpus if gpu["index"] in one.gpus])
+def _finding(users: Users, one: Between) -> Finding:
     return Finding(
         one.kind,
         one.text,
-        where | Where(devices=one.devices),
+        _place(users, [gpu for gpu in users.gpus if gpu["index"] in one.gpus], one.devices),
         dict(one.evidence),
         one.fix,
         one.severity,
@@ -275,7 +271,7 @@ def _copying(
             made.add((one, other))
             if peer["error"] or peer["wrong"]:
                 bad.add((one, other))
-    used = frozenset(gpu["index"] for gpu in facts["gpus"] if not users.is_foreign(gpu))
+    used = frozenset(gpu["index"] for gpu in facts["gpus"]) - users.foreign
     return Copying(used, frozenset(made), frozenset(bad))
 
 
@@ -310,12 +306,14 @@ def _cuda_starts(cluster: Cluster, host: Host) -> bool:
     return any(facts["devices"] for _, facts in cluster.facts_on("backend_device", host))
 
 
-def _place(users: Users, host: Host, gpus: Iterable[Mapping[str, Any]]) -> Where:
-    """The host, the GPUs, and the ranks that would take them, where that is known."""
+def _place(users: Users, gpus: Iterable[Gpu], devices: Iterable[str] = ()) -> Where:
+    """The host, the GPUs and other devices, and the ranks that would take these GPUs, where that is
+    known.
+    """
     sick = list(gpus)
     numbers = {rank.rank for gpu in sick for rank in users.of(gpu) if rank.rank is not None}
     return Where(
-        hosts=(host.label,),
+        hosts=(users.host.label,),
         ranks=tuple(sorted(numbers)),
-        devices=tuple(sorted({device_name(gpu) for gpu in sick})),
+        devices=tuple(sorted({*devices, *(device_name(gpu) for gpu in sick)})),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from nccl_doctor.api import (
@@ -34,46 +35,81 @@ _LESS_WORK_BYTES = 2 * _GIB
 
 @dataclass(frozen=True)
 class Users:
-    """The ranks of one host that take each GPU.
+    """The ranks of one host that take each of its GPUs, from the facts of `backend_device` and
+    `gpu_affinity`; looked for only once somebody asks, as nobody does where nothing is wrong.
 
-    `by_name`: UUID, or PCI address, → ranks. `complete`: the GPU of every expected rank of the host
-    is known, so all other GPUs belong to others.
+    Attributes:
+        gpus: those of the host.
+        seen: process ids of the examination that were seen when the GPUs were read.
     """
 
-    by_name: Mapping[str, tuple[Rank, ...]]
-    complete: bool
+    cluster: Cluster
+    host: Host
+    gpus: Sequence[Gpu] = ()
+    seen: Collection[int] = ()
 
     def of(self, gpu: Gpu) -> tuple[Rank, ...]:
         """The ranks that take a GPU, or a part of it."""
         found = {
             rank.seat: rank
             for name in (gpu.get("uuid"), gpu.get("bus_id"))
-            for rank in self.by_name.get(str(name), ())
+            for rank in self._by_name.get(str(name), ())
         }
         return tuple(found.values())
 
-    def is_foreign(self, gpu: Gpu) -> bool:
-        """Whether surely no rank takes this GPU; one that does not answer is never foreign."""
-        return self.complete and is_readable(gpu) and not self.of(gpu)
+    @cached_property
+    def foreign(self) -> frozenset[int]:
+        """Indices of GPUs that surely no rank takes: once the GPU of every expected rank is known.
+        One that does not answer is never foreign.
+        """
+        if not self._are_known:
+            return frozenset()
+        readable = (gpu for gpu in self.gpus if is_readable(gpu))
+        return frozenset(gpu["index"] for gpu in readable if not self.of(gpu))
 
+    @cached_property
+    def own(self) -> Collection[int]:
+        """Process ids of the examination."""
+        ranks = self.cluster.ranks_on(self.host)
+        return {*self.seen, *(rank.pid for rank in ranks if rank.pid)}
 
-def users_of(cluster: Cluster, host: Host, gpus: Sequence[Gpu]) -> Users:
-    """Users of GPUs, from the facts of `backend_device` and `gpu_affinity`.
+    def bytes_of_ours(self, gpu: Gpu) -> int:
+        """Bytes that this examination itself may hold on a GPU while it is read.
 
-    NVML lists GPUs, torch may list MIG instances by their own UUIDs: then the PCI address shows
-    which GPU it is.
-    """
-    by_name: dict[str, tuple[Rank, ...]] = {}
-    listed = {str(gpu[name]) for gpu in gpus for name in ("uuid", "bus_id") if gpu.get(name)}
-    known = set()
-    for rank, name in _taken(cluster, host):
-        by_name[name] = (*by_name.get(name, ()), rank)
-        if name in listed:
-            known.add(rank.seat)
-    ranks = cluster.ranks_on(host)
-    most = max((rank.launch.local_world_size or 0 for rank in ranks if rank.launch), default=0)
-    complete = bool(ranks) and len(ranks) >= most and all(rank.seat in known for rank in ranks)
-    return Users(by_name, complete)
+        Where the users of the GPU are unknown, one rank is assumed.
+        """
+        each = _WORK_BYTES.get(self.cluster.level, _LESS_WORK_BYTES)
+        busy = len(self._at_work & {rank.seat for rank in self.of(gpu)})
+        return (busy or min(1, len(self._at_work))) * each
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, tuple[Rank, ...]]:
+        """UUID, or PCI address, → the ranks that take this GPU.
+
+        NVML lists GPUs, torch may list MIG instances by their own UUIDs: then the PCI address shows
+        which GPU it is.
+        """
+        found: dict[str, tuple[Rank, ...]] = {}
+        for rank, name in _taken(self.cluster, self.host):
+            found[name] = (*found.get(name, ()), rank)
+        return found
+
+    @cached_property
+    def _are_known(self) -> bool:
+        """Whether the GPU of every expected rank of the host is known."""
+        known = {rank.seat for gpu in self.gpus for rank in self.of(gpu)}
+        ranks = self.cluster.ranks_on(self.host)
+        most = max((rank.launch.local_world_size or 0 for rank in ranks if rank.launch), default=0)
+        return bool(ranks) and len(ranks) >= most and all(rank.seat in known for rank in ranks)
+
+    @cached_property
+    def _at_work(self) -> set[int]:
+        """Seats of the ranks that check `gpu_work` had compute meanwhile."""
+        return {
+            item.rank.seat
+            for item in self.cluster.evidence_on("gpu_work", self.host)
+            if item.outcome.status not in (OutcomeStatus.SKIPPED, OutcomeStatus.SILENT)
+        }
 
 
 def _taken(cluster: Cluster, host: Host) -> Iterator[tuple[Rank, str]]:
@@ -108,22 +144,7 @@ def why_users_unknown(facts: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def held_by_us(cluster: Cluster, host: Host, users: Users, gpus: Sequence[Gpu]) -> list[int]:
-    """Bytes that this examination itself may hold on each GPU while it is read.
-
-    Where the users of a GPU are unknown, one rank is assumed.
-    """
-    worked = {
-        item.rank.seat
-        for item in cluster.evidence_on("gpu_work", host)
-        if item.outcome.status not in (OutcomeStatus.SKIPPED, OutcomeStatus.SILENT)
-    }
-    each = _WORK_BYTES.get(cluster.level, _LESS_WORK_BYTES)
-    busy = [len(worked & {rank.seat for rank in users.of(gpu)}) for gpu in gpus]
-    return [(count or min(1, len(worked))) * each for count in busy]
-
-
-def busy_troubles(gpu: Gpu, own: Collection[int], ours: int) -> Iterator[Trouble]:
+def busy_troubles(gpu: Gpu, users: Users) -> Iterator[Trouble]:
     """Troubles from other users of a GPU.
 
     With MIG on, the processes of all its instances are listed, and some are other tenants'. A
@@ -132,22 +153,24 @@ def busy_troubles(gpu: Gpu, own: Collection[int], ours: int) -> Iterator[Trouble
 
     Args:
         gpu: one that answers.
-        own: process ids of the examination.
-        ours: bytes that the examination may hold.
+        users: of the GPUs of its host.
     """
     memory, processes = gpu["memory"], gpu["processes"] or ()
     if (gpu["mig"] or [0])[0]:
         return
-    used = max(0, memory["used"] - ours) if memory else 0
-    full = bool(memory) and memory["total"] - used < memory["total"] / 10
-    severity = Severity.FAIL if full else Severity.WARN
     strange = [
         one
         for one in processes
         if one.get("here", True)
-        and one["pid"] not in own
+        and one["pid"] not in users.own
         and not (one["name"] or "").startswith((_MPS, OURS))
     ]
+    most = max(_SOME_BYTES, memory["total"] / 20) if memory else 0
+    if not strange and (not memory or memory["used"] <= most):
+        return  # then it does not matter how much of it is ours
+    used = max(0, memory["used"] - users.bytes_of_ours(gpu)) if memory else 0
+    full = bool(memory) and memory["total"] - used < memory["total"] / 10
+    severity = Severity.FAIL if full else Severity.WARN
     if strange:
         who = ", ".join(
             f"pid {one['pid']} ({one['name'] or 'name not visible here'})" for one in strange[:4]
@@ -164,11 +187,7 @@ def busy_troubles(gpu: Gpu, own: Collection[int], ours: int) -> Iterator[Trouble
             # One without a name is in another PID namespace, or has ended: it may be one of ours.
             Confidence.CERTAIN if known else Confidence.POSSIBLE,
         )
-    elif (
-        memory
-        and not any(one.get("here", True) for one in processes)
-        and used > max(_SOME_BYTES, memory["total"] / 20)
-    ):
+    elif used > most and not any(one.get("here", True) for one in processes):
         yield Trouble(
             GPU_BUSY,
             f"{memory['used'] / _GIB:.0f} of {memory['total'] / _GIB:.0f} GiB in use, but no "
