@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .traits import TRAITS_OF
 from .trouble import Gpu, is_readable
 
 
@@ -17,12 +18,14 @@ class Peers:
         gpus: their facts.
         nvlinks: most NVLinks that are up on one of them.
         c2c: most links to the CPU that are up on one of them.
+        traits: how much a difference matters → the traits of each GPU, in their order.
     """
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self.gpus = gpus
         self.nvlinks = max(sum(gpu["nvlinks"]) for gpu in gpus)
         self.c2c = max(sum(gpu.get("c2c") or ()) for gpu in gpus)
+        self.traits = {severity: [of(gpu) for gpu in gpus] for severity, of in TRAITS_OF.items()}
 
 
 class HostGpus:

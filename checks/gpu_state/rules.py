@@ -79,12 +79,13 @@ _SYSTEM_NOT_READY = 802  # CUresult: the fabric manager has not set NVSwitch up
 
 def judge_gpus(cluster: Cluster) -> Iterator[Finding]:
     """Findings on every host alone, then on differences between hosts."""
-    hosts: dict[int, Mapping[str, Any]] = {}
+    hosts: dict[int, HostGpus] = {}
     labels: dict[int, Host] = {}
     yield from (_weighed(cluster, finding) for finding in _wedged(cluster))
     for rank, facts in cluster.facts(CHECK):
-        hosts[rank.host.id], labels[rank.host.id] = facts, rank.host
-        for found in (*_unread(cluster, rank.host, facts), *_of_host(cluster, rank.host, facts)):
+        host, gpus = rank.host, HostGpus(facts)
+        hosts[host.id], labels[host.id] = gpus, host
+        for found in (*_unread(cluster, host, facts), *_of_host(cluster, host, gpus)):
             yield _weighed(cluster, unless_serviced(found, facts))
     compared = any(facts["devices"] for _, facts in cluster.facts("backend_device"))
     for drift in across_hosts(hosts, count=not compared):
@@ -163,9 +164,8 @@ def _unread(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator[
         yield Finding(GPU_UNHEALTHY, text, where, dict(error), confidence=sure)
 
 
-def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
-    seen = HostGpus(facts)
-    gpus, log = seen.every, facts["kernel_log"]["xids"]
+def _of_host(cluster: Cluster, host: Host, seen: HostGpus) -> Iterator[Finding]:
+    facts, gpus, log = seen.facts, seen.every, seen.facts["kernel_log"]["xids"]
     users = Users(cluster, host, gpus, facts["own"])
     same: dict[tuple[Trouble, bool], list[Mapping[str, Any]]] = defaultdict(list)
     between = list(
@@ -212,7 +212,7 @@ def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator
         found = _finding(users, trouble)
         apart = trouble.pairs and all(users.foreign.intersection(pair) for pair in trouble.pairs)
         yield _not_ours(found, "no two ranks use such a pair") if apart else found
-    for drift in within_host(gpus):
+    for drift in within_host(seen):
         odd = [gpu for gpu in gpus if gpu["index"] in drift.places]
         found = Finding(GPU_DIFFERS, drift.text, _place(users, odd), severity=drift.severity)
         foreign = users.foreign.issuperset(drift.places)

@@ -100,9 +100,9 @@ def differences(stacks: Mapping[int, Mapping[str, str]]) -> tuple[Difference, ..
     Args:
         stacks: place → component → version. A component that a place lacks is not compared there.
     """
-    first = next(iter(stacks.values()), {})
-    if all(stack == first for stack in stacks.values()):
-        return ()
+    every = list(stacks.values())
+    if every[1:] == every[:-1]:
+        return ()  # each is as the next one
     components = list(dict.fromkeys(name for stack in stacks.values() for name in stack))
     merged: dict[tuple[tuple[int, ...], bool], list[tuple[str, str | None, str | None]]] = {}
     for name in components:

@@ -55,7 +55,8 @@ def known(traits: Mapping[str, Any]) -> dict[str, str]:
 
 def common(stacks: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Traits that all GPUs of a host have in common; differences are findings of the host."""
-    first, *others = stacks
+    first = stacks[0]
+    others = [stack for stack in stacks if stack is not first]  # most are the same object
     return {
         name: value
         for name, value in first.items()
