@@ -273,7 +273,8 @@ def _xids(xids: Sequence[Mapping[str, Any]]) -> Iterator[Trouble]:
 
 
 def _throttled(gpu: Gpu) -> Iterator[Trouble]:
-    reasons = [text for bit, text in _THROTTLES.items() if (gpu["throttle"] or 0) & bit]
+    held = gpu["throttle"] or 0
+    reasons = [text for bit, text in _THROTTLES.items() if held & bit]
     if len(reasons) > 1:
         reasons = [text for text in reasons if text != _THROTTLES[0x08]]  # it only sums them up
     if not reasons:
@@ -284,9 +285,8 @@ def _throttled(gpu: Gpu) -> Iterator[Trouble]:
 
 def _heat(gpu: Gpu) -> Iterator[str]:
     """Signs of heat: by the margin where the driver reports it, else by thresholds (before Ada)."""
-    margin, hot, limit = (
-        gpu.get(name) for name in ("margin_temperature", "temperature", "slowdown_temperature")
-    )
+    margin = gpu.get("margin_temperature")
+    hot, limit = gpu.get("temperature"), gpu.get("slowdown_temperature")
     if margin is not None:
         if margin < 0:
             yield f"the GPU is {-margin} °C above its limit"

@@ -6,6 +6,7 @@ Source: NVML API reference, "Fabric definitions" and "NvLink Methods".
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from nccl_doctor.api import (
@@ -101,9 +102,8 @@ def fabric_troubles(gpu: Gpu, manager: Mapping[str, Any] | None = None) -> Itera
     if not seen or seen["state"] == "NOT_SUPPORTED":
         return
     mask = seen.get("health_mask") or 0
-    incorrect = _incorrect(mask)
     if seen["state"] != "COMPLETED":
-        words = seen["state"].lower().replace("_", " ")
+        words, incorrect = seen["state"].lower().replace("_", " "), _incorrect(mask)
         why = f"; {incorrect}" if incorrect else ""
         sure = manager_is_down(manager) and seen["state"] != "IN_PROGRESS"
         yield Trouble(
@@ -121,11 +121,17 @@ def fabric_troubles(gpu: Gpu, manager: Mapping[str, Any] | None = None) -> Itera
             confidence=Confidence.CERTAIN if sure else Confidence.LIKELY,
         )
     else:
-        yield from _health(seen, mask, incorrect)
+        yield from _health(mask, bool(seen["degraded"]))
 
 
-def _health(seen: Mapping[str, Any], mask: int, incorrect: str) -> Iterator[Trouble]:
-    """Troubles of a registered GPU."""
+@lru_cache
+def _health(mask: int, degraded: bool) -> tuple[Trouble, ...]:
+    """Troubles of a registered GPU: decoded once, as nearly all GPUs have the same mask."""
+    return tuple(_decoded(mask, degraded=degraded))
+
+
+def _decoded(mask: int, *, degraded: bool) -> Iterator[Trouble]:
+    incorrect = _incorrect(mask)
     if incorrect:
         text = f"the NVLink fabric is not set up for this GPU: {incorrect}"
         yield Trouble(NOT_AS_IT_SHOULD, text, severity=Severity.WARN)
@@ -135,7 +141,7 @@ def _health(seen: Mapping[str, Any], mask: int, incorrect: str) -> Iterator[Trou
     if mask >> _CONTROLLER & 3 == _DISCONNECTED:
         text = "the NVLink fabric has lost its controller (global fabric manager)"
         yield Trouble(NOT_AS_IT_SHOULD, text, _CONTROL, Severity.WARN, Confidence.LIKELY)
-    if seen["degraded"]:
+    if degraded:
         yield Trouble(GIVES_LESS, "the NVLink fabric gives this GPU less bandwidth")
     if mask >> _ROUTE_UNHEALTHY & 3 == _TRUE:
         yield Trouble(GIVES_LESS, "the NVLink fabric reports unhealthy routes for this GPU")
