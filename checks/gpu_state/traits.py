@@ -23,7 +23,7 @@ _MODES: Mapping[int | None, str] = {0: "Default", 3: "Exclusive Process"}
 
 
 class _Speed(NamedTuple):
-    """What makes a GPU slower or smaller than its peers."""
+    """Values that make a GPU slower or smaller than its peers."""
 
     memory: int | None
     ecc: int | None
@@ -90,7 +90,7 @@ def _make(vbios: str | None, persistence: int | None, gsp: int | None, mode: int
 
 
 def _now(setting: list[Any] | None) -> Any:
-    """What is set now: the first of a pair; the other is what will be, or the default."""
+    """The value that counts now: the first of a pair; the other is a later one, or the default."""
     return setting[0] if setting else None
 
 
