@@ -67,7 +67,6 @@ from nccl_doctor.api import (
     Kind,
     Layer,
     Level,
-    Rank,
     Round,
     Scope,
     Severity,
@@ -106,7 +105,15 @@ from .kinds import HOST_LATE, HOST_SLOW, LATENCY_HIGH, LINK_SLOW
 from .left_out import lossy_links, shut_links
 from .path_mtu import PATH_MTU_LOW, judge_paths
 from .second_try import measured_again, reports_again, rounds_held, turns
-from .slowness import Confirmed, Measure, confirm, measures_of, try_again
+from .slowness import (
+    Confirmed,
+    Measure,
+    confirm,
+    line_rates,
+    measures_of,
+    suspects,
+    try_again,
+)
 from .timed import Pace, hold_meetings, nic_speed
 from .wire import Gate
 from .words import WAYS, milliseconds, span, speed
@@ -173,8 +180,8 @@ class Links(Check):
             params["slots"] = held
         deadline, pairs = _LISTEN_S + 20 + len(held), [m for slot in held for m in slot] or None
         rounds = [Round(_FIRST, (seats,), deadline, params, may_shrink=True, pairs=pairs)]
-        reports = list(cluster.facts(self.name, _FIRST))
-        meetings = try_again(measures_of(cluster, self.name, _FIRST), _nics(reports))
+        measured = measures_of(cluster, self.name, _FIRST)
+        meetings = try_again(measured, suspects(cluster, self.name, _FIRST))
         for name, turn in turns(cluster, self.name, meetings, len(seats)):
             again = tuple(sorted({seat for meeting in turn for seat in meeting}))
             held = in_slots(turn)
@@ -275,10 +282,6 @@ def _best(
     return better(idle or [value for value, _ in tries]), bool(idle)
 
 
-def _nics(reports: Iterable[tuple[Rank, Mapping[str, Any]]]) -> dict[int, int | None]:
-    return {rank.seat: facts["nic_mbps"] for rank, facts in reports}
-
-
 class _Judge:
     """The findings from both tries, and their texts."""
 
@@ -290,7 +293,12 @@ class _Judge:
         self.first = measures_of(cluster, Links.name, _FIRST)
         self.second = measured_again(cluster, Links.name)
         self.reports = [*reports, *reports_again(cluster, Links.name)]
-        self.result: Confirmed = confirm(self.first, self.second, _nics(reports))
+        self.result: Confirmed = confirm(
+            self.first,
+            self.second,
+            suspects(cluster, Links.name, _FIRST),
+            line_rates(cluster, Links.name, _FIRST),
+        )
         # Where InfiniBand carries the data, this interface carries the bootstrap alone.
         carries = all(facts["carries_data"] for facts in self.facts.values())
         self.speed = Severity.WARN if carries else Severity.INFO

@@ -21,10 +21,12 @@ def lossy_links(cluster: Cluster) -> set[frozenset[int]]:
 
 def shut_links(cluster: Cluster, slots: Slots) -> set[frozenset[int]]:
     """Those of these meetings for which the calls of check `firewall` failed, one way or both."""
+    calls = [call for call in _latest_calls(cluster) if call.job]
+    if all(call.outcome == "ok" for call in calls):
+        return set()
     worked: dict[tuple[int, int], bool] = {}
-    for call in _latest_calls(cluster):
-        if call.job:
-            worked[call.pair] = worked.get(call.pair, False) or call.outcome == "ok"
+    for call in calls:
+        worked[call.pair] = worked.get(call.pair, False) or call.outcome == "ok"
     meetings = [each for slot in slots for each in slot]
     return {
         frozenset(each)

@@ -116,22 +116,26 @@ class Outliers:
         return self.slow | self.late
 
 
-def suspects(measures: Measures, nics: Mapping[int, int | None]) -> Outliers:
-    """Pairs that are doubtful after a first try.
+def suspects(cluster: Cluster, check: str, round_name: str) -> Outliers:
+    """Pairs that are doubtful after a first try, by its facts."""
 
-    Args:
-        measures: of that try.
-        nics: seat → line rate in Mbit/s, None where not known.
-    """
-    return Outliers(slow=_slow(measures, nics), late=_late(measures))
+    def find() -> Outliers:
+        measures = measures_of(cluster, check, round_name)
+        return Outliers(_slow(measures, line_rates(cluster, check, round_name)), _late(measures))
+
+    return cluster.once((suspects, check, round_name), (check,), find)
 
 
-def try_again(measures: Measures, nics: Mapping[int, int | None]) -> list[Meeting]:
+def line_rates(cluster: Cluster, check: str, round_name: str) -> Mapping[int, int | None]:
+    """Seat → line rate in Mbit/s of the interface that was measured, None where not known."""
+    return {rank.seat: facts["nic_mbps"] for rank, facts in cluster.facts(check, round_name)}
+
+
+def try_again(measures: Measures, doubtful: Outliers) -> list[Meeting]:
     """Pairs to measure again: suspects, and both ends of each with a good partner.
 
     A few links of each host are enough.
     """
-    doubtful = suspects(measures, nics)
     edges = {_edge(pair) for pair in doubtful.all}
     tries: Counter[int] = Counter()
     chosen = []
@@ -167,9 +171,17 @@ class Confirmed:
     best: Measures
 
 
-def confirm(first: Measures, second: Measures, nics: Mapping[int, int | None]) -> Confirmed:
-    """The causes that both tries confirm; what the second one clears was noise."""
-    doubtful = suspects(first, nics)
+def confirm(
+    first: Measures, second: Measures, doubtful: Outliers, nics: Mapping[int, int | None]
+) -> Confirmed:
+    """The causes that both tries confirm; what the second one clears was noise.
+
+    Args:
+        first: the measurements of the first try.
+        second: those of the second one.
+        doubtful: the suspects of the first try.
+        nics: from `line_rates`.
+    """
     best = {**first, **{p: _better(first[p], each) for p, each in second.items() if p in first}}
     if not doubtful.all:
         return Confirmed((), (), frozenset(), Outliers(), best)
