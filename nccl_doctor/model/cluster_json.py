@@ -186,7 +186,7 @@ def launch_from_json(node: Node) -> Launch:
 
 
 def facts_from_json(node: Node, known: Known | None = None) -> Facts:
-    """The facts at `facts`; ValueError if an outcome is malformed.
+    """The facts at `facts`, whose outcomes may be read already; ValueError if one is malformed.
 
     `known` holds what was read before: hosts and ranks that share an object share what it says.
     """
@@ -213,6 +213,8 @@ def _rounds(path: str, data: Any, known: Known) -> Mapping[str, Outcome]:
 
 
 def _outcome(path: str, name: str, data: Any, known: Known) -> Outcome:
+    if type(data) is Outcome:
+        return data
     outcome: Outcome | None = known.get(id(data))
     if outcome is None:
         if _is_right(data):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -157,6 +157,32 @@ def test_what_ranks_share_is_still_one_object_and_has_no_secret():
     assert "saruman" not in first.facts["at"]
     assert all(rank.facts[check]["two"] is redacted[0].facts[check]["two"] for rank in redacted)
     assert redacted[1].facts[check]["one"] == replace(first, duration_s=1.0)
+
+
+def test_every_part_of_an_outcome_is_rewritten_and_none_is_lost():
+    name = "gandalf"
+    outcome = Outcome(
+        OutcomeStatus.DIED,
+        {"host": name, "count": 3},
+        reason=f"lost {name}",
+        breadcrumbs=({"step": f"call {name}", "at_s": 0.5}, {"step": "wait", "at_s": 1.0}),
+        stack=f"in {name}",
+        state="S",
+        wchan="ep_poll",
+        log_tail=f"no answer from {name}",
+        witness={"host": name},
+        exit_code=3,
+        signal="SIGKILL",
+        duration_s=1.25,
+        group=2,
+        extra={"later": f"of {name}"},
+    )
+    assert all(getattr(outcome, each.name) != each.default for each in fields(Outcome))
+    plain = conclude(make_cluster((name, "nd1"), check="a", by_rank={0: outcome}), [], run=RUN)
+    redacted = redact(plain, KEY)[0]
+    made = redacted.cluster.ranks[0].facts["a"]["alone"]
+    assert str(made) == str(outcome).replace(name, redacted.cluster.hosts[0].name)
+    assert through_json(redacted).cluster.ranks[0].facts["a"]["alone"] == made
 
 
 def test_a_real_verdict_is_the_same_after_judging_again():

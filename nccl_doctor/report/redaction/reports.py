@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from typing import Any
 
@@ -52,6 +52,8 @@ _UNLIKE_A_WORD = re.compile(r"[\d.:-]")
 _ENDING = re.compile(rf"[^\s=]+\.(?:{'|'.join(sorted(ENDINGS))})")
 _PLAIN = frozenset({int, float, bool, type(None)})
 """Types of values that name nobody."""
+_TEXTS = ("reason", "stack", "state", "wchan", "log_tail", "signal")
+"""Texts of an outcome."""
 _OWN_PARTS = ("run", "findings", "root_causes", "checks", "hosts", "ranks")
 
 
@@ -69,47 +71,24 @@ def redact(report: Report, key: bytes) -> tuple[Report, Book]:
     book = Book(key)
     if report.redacted:
         return report, book
-    facts = _Facts()
-    plain = report.to_json(facts.to_json)
-    data = _Writer(_known_in(plain, book, facts.shared), facts.shared).report(plain)
+    plain = report.to_json(_as_they_are)
+    data = _Writer(_known_in(plain, book)).report(plain)
     data["run"]["redacted_with"] = book.fingerprint
     return Report.from_json({**data, "redacted": True}), book
 
 
 def known_of(report: Report, book: Book) -> Text:
     """Text replacer for any text that belongs to a report, such as a log of the same run."""
-    facts = _Facts()
-    return _known_in(report.to_json(facts.to_json), book, facts.shared)
+    return _known_in(report.to_json(_as_they_are), book)
 
 
-class _Facts:
-    """Facts as JSON, where what hosts and ranks share is one object, too: half of the outcomes of a
-    large job are equal.
-    """
-
-    def __init__(self) -> None:
-        self.shared: set[int] = set()
-        """Identities of the objects that stand at several places."""
-        self._made: dict[int, dict[str, Any]] = {}
-
-    def to_json(self, facts: Facts) -> dict[str, Any]:
-        """Facts of one host or rank."""
-        return {check: self._rounds(rounds) for check, rounds in facts.items()}
-
-    def _rounds(self, rounds: Mapping[str, Outcome]) -> dict[str, Any]:
-        return {name: self._outcome(outcome) for name, outcome in rounds.items()}
-
-    def _outcome(self, outcome: Outcome) -> dict[str, Any]:
-        made = self._made.get(id(outcome))
-        if made is None:
-            made = self._made[id(outcome)] = outcome.to_json()
-        else:
-            self.shared.add(id(made))
-        return made
+def _as_they_are(facts: Facts) -> Facts:
+    """Facts in which outcomes stay what they are: as JSON, a large job would have a million."""
+    return facts
 
 
-def _known_in(data: Mapping[str, Any], book: Book, shared: Set[int]) -> Text:
-    text, texts = Text(book), _Texts(shared)
+def _known_in(data: Mapping[str, Any], book: Book) -> Text:
+    text, texts = Text(book), _Texts()
     texts.gather("", data)
     for key, values in texts.found.items():
         for value in values:
@@ -120,12 +99,11 @@ def _known_in(data: Mapping[str, Any], book: Book, shared: Set[int]) -> Text:
 class _Texts:
     """Every text, once, with those of the key that it stands behind: ranks say much the same."""
 
-    def __init__(self, shared: Set[int]) -> None:
-        """`shared`: identities of tables that stand at several places."""
+    def __init__(self) -> None:
         self.found: dict[str, dict[str, None]] = defaultdict(dict)
         self._keys = lru_cache(maxsize=65536)(self._gathered_keys)
-        self._shared = shared
-        self._seen: set[tuple[str, int]] = set()
+        self._seen: set[int] = set()
+        """Identities of outcomes: half of those of a large job are shared."""
 
     def gather(self, key: str, value: Any) -> None:
         """Add the texts of a value. Keys of tables are texts too."""
@@ -141,25 +119,41 @@ class _Texts:
                         self.found[key][item] = None
                     elif type(item) not in _PLAIN:
                         left.append((key, item))
+            elif kind is Outcome:
+                if id(value) not in self._seen:
+                    self._seen.add(id(value))
+                    left += _parts_of(value)
             elif kind is dict or isinstance(value, Mapping):
-                if id(value) in self._shared:
-                    if (key, id(value)) in self._seen:
-                        continue
-                    self._seen.add((key, id(value)))
                 keys = self._keys(key, tuple(value))
-                for behind, item in zip(keys, value.values(), strict=True):
-                    if type(item) is str:
-                        self.found[behind][item] = None
-                    elif type(item) not in _PLAIN:
+                for (behind, texts), item in zip(keys, value.values(), strict=True):
+                    kind = type(item)
+                    if kind is str:
+                        texts[item] = None
+                    elif kind not in _PLAIN:
                         left.append((behind, item))
             elif isinstance(value, str):
                 self.found[key][value] = None
 
-    def _gathered_keys(self, key: str, table: Sequence[Any]) -> list[str]:
-        """The key behind which each value of a table stands."""
+    def _gathered_keys(self, key: str, table: Sequence[Any]) -> list[tuple[str, dict[str, None]]]:
+        """The key behind which each value of a table stands, and the texts behind that key."""
         names = [str(name) for name in table]
         self.found[""].update(dict.fromkeys(names))
-        return [_behind(key, name) for name in names]
+        behind = [_behind(key, name) for name in names]
+        return [(after, self.found[after]) for after in behind]
+
+
+def _parts_of(outcome: Outcome) -> Iterator[tuple[str, Any]]:
+    """(key, value) of what may hold names in an outcome."""
+    yield "facts", outcome.facts
+    if outcome.breadcrumbs:
+        yield "breadcrumbs", outcome.breadcrumbs
+    if outcome.witness:
+        yield "witness", outcome.witness
+    if outcome.extra:
+        yield "", outcome.extra
+    for name in _TEXTS:
+        if text := getattr(outcome, name):
+            yield name, text
 
 
 def _behind(key: str, name: str) -> str:
@@ -207,13 +201,9 @@ class _Strings(dict[str, str]):
 class _Writer:
     """Rewrites JSON data."""
 
-    def __init__(self, text: Text, shared: Set[int]) -> None:
-        """`shared`: identities of tables that stand at several places: what is made of one is one
-        object again.
-        """
+    def __init__(self, text: Text) -> None:
         self._text = text
-        self._shared = shared
-        self._made: dict[tuple[str, int], dict[str, Any]] = {}
+        self._outcomes: dict[int, Outcome] = {}
         self._strings: dict[str, _Strings] = {}
         self._keys = lru_cache(maxsize=65536)(self._made_keys)
         self._replaced = cache(text.replaced)  # one address stands behind many keys
@@ -234,6 +224,8 @@ class _Writer:
             return self._strings_of(key)[value]
         if isinstance(value, (list, tuple)):
             return self._items(key, value, own=own)
+        if kind is Outcome:
+            return self._outcome(value)
         if kind is dict or isinstance(value, Mapping):
             if own or key == "merged":
                 return self._table(key, value, own=own)
@@ -258,9 +250,6 @@ class _Writer:
         return made
 
     def _free_table(self, key: str, table: Mapping[str, Any]) -> dict[str, Any]:
-        is_shared = id(table) in self._shared
-        if is_shared and (key, id(table)) in self._made:
-            return self._made[key, id(table)]
         made: dict[str, Any] = {}
         pairs = zip(self._keys(key, tuple(table)), table.values(), strict=True)
         for (name, behind, strings), item in pairs:
@@ -273,9 +262,24 @@ class _Writer:
                 made[name] = self._free_table(behind, item)
             else:
                 made[name] = self._any(behind, item)
-        if is_shared:
-            self._made[key, id(table)] = made
         return made
+
+    def _outcome(self, outcome: Outcome) -> Outcome:
+        """The outcome; what several hosts or ranks share is one object again."""
+        if id(outcome) not in self._outcomes:
+            made = {key: self._any(key, value) for key, value in _parts_of(outcome)}
+            if outcome.breadcrumbs:
+                made["breadcrumbs"] = tuple(made["breadcrumbs"])
+            if outcome.extra:
+                made["extra"] = made.pop("")
+            self._outcomes[id(outcome)] = Outcome(
+                outcome.status,
+                exit_code=outcome.exit_code,
+                duration_s=outcome.duration_s,
+                group=outcome.group,
+                **made,
+            )
+        return self._outcomes[id(outcome)]
 
     def _made_keys(self, key: str, table: Sequence[Any]) -> list[tuple[str, str, _Strings]]:
         """Each key of a table in its new form, the key behind which its value stands, and the
