@@ -357,17 +357,17 @@ class Cluster:
     def unfinished(self) -> Iterator[tuple[Rank, str, str, Outcome]]:
         """(observer, check, round, outcome) of every outcome that is neither `ok` nor `skipped`."""
         passed = (OutcomeStatus.OK, OutcomeStatus.SKIPPED)
-        for check, seen in self._every.items():
+        for check, seen in self.look_through().items():
             for name, held in seen.held.items():
                 for rank, outcome in held.unlike:
                     if outcome.status not in passed:
                         yield rank, check, name, outcome
 
-    def look_through(self) -> None:
-        """Find the outcomes of all checks in one pass over all facts, which else each check finds
-        for itself.
+    def look_through(self) -> Mapping[str, Seen]:
+        """Check → its outcomes, of all checks: those not known yet are found in one pass over all
+        facts, which else each check finds for itself.
         """
-        self._seen.update(self._every)
+        return self._every
 
     def _outcomes_of(self, check: str) -> Seen:
         """Outcomes of a check: found once among all ranks, and then kept."""

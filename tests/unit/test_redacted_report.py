@@ -12,6 +12,7 @@ from nccl_doctor.api import Finding, Outcome, OutcomeStatus, Where
 from nccl_doctor.judge.conclusion import conclude, judge_again
 from nccl_doctor.judge.history import difference
 from nccl_doctor.judge.merge_reports import merge_reports
+from nccl_doctor.model.outcome import Trail
 from nccl_doctor.model.report import Report
 from nccl_doctor.registry import installed
 from nccl_doctor.report import github, host_screen, issue, profiles
@@ -159,13 +160,16 @@ def test_what_ranks_share_is_still_one_object_and_has_no_secret():
     assert redacted[1].facts[check]["one"] == replace(first, duration_s=1.0)
 
 
-def test_every_part_of_an_outcome_is_rewritten_and_none_is_lost():
+@pytest.mark.parametrize("shared", [False, True])
+def test_every_part_of_an_outcome_is_rewritten_and_none_is_lost(shared):
     name = "gandalf"
+    steps = ({"step": f"call {name}", "to": name}, {"step": "wait"})
+    trail = Trail(steps, (0.5, 1.0))
     outcome = Outcome(
         OutcomeStatus.DIED,
         {"host": name, "count": 3},
         reason=f"lost {name}",
-        breadcrumbs=({"step": f"call {name}", "at_s": 0.5}, {"step": "wait", "at_s": 1.0}),
+        breadcrumbs=trail if shared else tuple(trail),
         stack=f"in {name}",
         state="S",
         wchan="ep_poll",

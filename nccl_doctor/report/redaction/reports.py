@@ -146,7 +146,7 @@ def _parts_of(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     """(key, value) of what may hold names in an outcome."""
     yield "facts", outcome.facts
     if outcome.breadcrumbs:
-        yield "breadcrumbs", outcome.breadcrumbs
+        yield "breadcrumbs", tuple(outcome.breadcrumbs)  # it may be a `Trail`
     if outcome.witness:
         yield "witness", outcome.witness
     if outcome.extra:
