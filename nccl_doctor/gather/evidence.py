@@ -107,7 +107,8 @@ class EvidenceLog:
         return gone
 
     def sign_in(self, seat: int, who: SignIn, after_s: float) -> None:
-        """Record the sign-in of a participant, `after_s` seconds after signing in began.
+        """Record the sign-in of a participant, which came `after_s` seconds or later after signing
+        in began.
 
         A rank that its host forked once it had its place came when its host came. A host that comes
         when all places have been given does not join: its facts are its partial report.

@@ -90,6 +90,9 @@ class Join:
         self._in_a_letter = 1
         """Sign-ins in the last letter of a speaker."""
         self._everywhere_s = 0.0
+        self._not_before = 0.0
+        """The `time.monotonic()` second of the last look at all seats: what is read now was not
+        there then. How long reading takes is nobody's lateness."""
 
     def call(self) -> None:
         """Wait for all or until the join time-out, then send the list of those that are in.
@@ -99,7 +102,7 @@ class Join:
         """
         run = self._run
         run.progress.people(lambda: rows_of_sign_in(self._evidence, named=not run.options.redact))
-        self._opened = time.monotonic()
+        self._opened = self._not_before = time.monotonic()
         patience = run.options.join_timeout_s
         if run.launch.launcher == OWN:  # counted from the start of this host, as on all others
             patience = max(patience - (self._opened - run.config.started), LEAST_S)
@@ -242,6 +245,8 @@ class Join:
                 took_s = time.monotonic() - began
                 self._everywhere_s = time.monotonic() + max(_EVERYWHERE_S, 10 * took_s)
             self._admit_those({key: awaited[key] for key in there})
+            if everywhere:
+                self._not_before = began
             is_news = any(self._is_known(awaited[key]) for key in there)
             has_news = has_news or is_news
             if everywhere or not is_news:
@@ -306,7 +311,7 @@ class Join:
         elif self._open and (gone := evidence.give_way(who)):
             self._restarted.add(gone[0])
             self._deaths.replaced(gone[1])
-        evidence.sign_in(seat, who, time.monotonic() - self._opened)
+        evidence.sign_in(seat, who, self._not_before - self._opened)
         if (version := self._box.versions[key]) != __version__:
             refusals.version(f"seat/{seat}", version, evidence.place(seat))
         return True

@@ -76,16 +76,16 @@ class Host:
 class Rank:
     """One participant. `seat` is unique even where two participants claim the same rank.
 
-    `signed_in_s` is seconds after the coordinator opened the sign-in. `env` holds allow-listed
-    variables as the launcher gave them. `device` is what it would train on: `cuda` where its host
-    has a GPU for it, else `cpu`. `backend` is what its own --backend says: `auto`, `nccl` or
-    `gloo`; empty where it did not say. A rank that never signed in has `reported` False, and no
-    launch, environment or facts; `refused` is then the code of the finding that says why its
-    messages were not taken, if any came. `joining` are the seconds of each phase until it had a
-    seat, as far as it said: `torch_s` (import), `examined_s` (its own checks), `look_up_s` (of
-    MASTER_ADDR), `connect_s` (to the store), `opened_s` (rank 0 opens the run), `seat_s`; of
-    `connect_s`, `cpu_waited_s` without a CPU; and `load` of the machine for each CPU at that time.
-    `extra` are keys of another version.
+    `signed_in_s` is seconds from when the coordinator opened the sign-in to its last look that did
+    not find this one there. `env` holds allow-listed variables as the launcher gave them. `device`
+    is what it would train on: `cuda` where its host has a GPU for it, else `cpu`. `backend` is what
+    its own --backend says: `auto`, `nccl` or `gloo`; empty where it did not say. A rank that never
+    signed in has `reported` False, and no launch, environment or facts; `refused` is then the code
+    of the finding that says why its messages were not taken, if any came. `joining` are the seconds
+    of each phase until it had a seat, as far as it said: `torch_s` (import), `examined_s` (its own
+    checks), `look_up_s` (of MASTER_ADDR), `connect_s` (to the store), `opened_s` (rank 0 opens the
+    run), `seat_s`; of `connect_s`, `cpu_waited_s` without a CPU; and `load` of the machine for each
+    CPU at that time. `extra` are keys of another version.
     """
 
     seat: int

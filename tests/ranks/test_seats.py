@@ -115,3 +115,19 @@ def test_who_is_not_where_most_are_is_found_in_a_look_at_all(hall: Hall) -> None
     assert not hall.join._admit()
     assert hall.join._admit(everywhere=True)
     assert 13 in hall.seats
+
+
+def test_who_came_while_rank_0_was_busy_is_not_late(hall: Hall) -> None:
+    """What rank 0 needs to read thousands of letters is nobody's lateness."""
+    hall.join._opened = hall.join._not_before = time.monotonic() - 30
+    hall.box.add("seats", 24)
+    hall.come(0, 8)
+    hall.join._admit(everywhere=True)
+    hall.come(8, 8)
+    hall.join._everywhere_s = math.inf
+    hall.join._admit()
+    hall.come(16, 8)
+    hall.join._admit(everywhere=True)
+    came = {rank.seat: rank.signed_in_s for rank in hall.evidence.cluster(Options(), "gloo").ranks}
+    assert [came[seat] for seat in range(8)] == [0.0] * 8  # no look was before
+    assert all(30 <= came[seat] < 35 for seat in range(8, 24))
