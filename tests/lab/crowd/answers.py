@@ -40,8 +40,8 @@ class Answers:
 
     def __init__(self, plan: Plan, record: Record, seats: Seats) -> None:
         self._plan, self._record, self._seats = plan, record, seats
-        self._round: Round | None = None
-        self._partners: dict[tuple[int, ...], Mapping[int, list[int]]] = {}
+        self._partners: dict[tuple[str, str, tuple[int, ...]], Mapping[int, list[int]]] = {}
+        """By check, round and group."""
 
     def are_recorded(self, check: str, round_name: str) -> bool:
         """Whether all answer in a round as it was recorded, whatever the order says."""
@@ -71,15 +71,16 @@ class Answers:
             return outcome
         group = next((group for group in round_.groups if seat in group), ())
         if table:
-            met = self._met(round_, group)
+            met = self._met(check, round_, group)
             made = {
                 str(other): self._entry(check, outcome.facts[table], (seat, other), met)
                 for other in met[seat]
             }
             outcome = replace(outcome, facts={**outcome.facts, table: made})
         if check == "clock":
-            met = {"met": self._met(round_, group)[seat]} if "schedule" in round_.params else {}
-            outcome = replace(outcome, facts={**outcome.facts, "group": group[0], **met})
+            met = self._met(check, round_, group) if "schedule" in round_.params else None
+            own = {} if met is None else {"met": met[seat]}
+            outcome = replace(outcome, facts={**outcome.facts, "group": group[0], **own})
         return outcome
 
     def _entry(
@@ -101,11 +102,12 @@ class Answers:
                 calls = [{**call, "attempts": [_LOST, _LOST]} for call in calls]
         return calls
 
-    def _met(self, round_: Round, group: tuple[int, ...]) -> Mapping[int, list[int]]:
-        """Partners of each seat of a group; made once for each round."""
-        if self._round is not round_:
-            self._round, self._partners = round_, {}
-        if group not in self._partners:
+    def _met(self, check: str, round_: Round, group: tuple[int, ...]) -> Mapping[int, list[int]]:
+        """Partners of each seat of a group; made once for each round, on however many pages its
+        order stands.
+        """
+        key = check, round_.name, group
+        if key not in self._partners:
             slots = round_.params.get("slots")
             schedule = schedule_of(group, round_.params) or Schedule(tuple(group))
             met: dict[int, list[int]] = {each: [] for each in group}
@@ -113,5 +115,5 @@ class Answers:
                 for a, b in slot:
                     met[a].append(b)
                     met[b].append(a)
-            self._partners[group] = met
-        return self._partners[group]
+            self._partners[key] = met
+        return self._partners[key]
