@@ -122,6 +122,10 @@ class Row:
                 yield f"{code} at {field} {said}"
 
     @property
+    def _slower(self) -> str:
+        return f" (slower: {', '.join(f'{each:.1f}' for each in self.slower)})" * bool(self.slower)
+
+    @property
     def cells(self) -> tuple[str, ...]:
         """The row of the table."""
         head = self.head
@@ -130,7 +134,7 @@ class Row:
             f"{self.plan.hosts:,}",
             _TITLES[self.plan.case],
             "wrong: " + "; ".join(self.wrong) if self.wrong else "right",
-            f"{self.seconds:.1f}" + "".join(f" (before: {each:.1f})" for each in self.slower),
+            f"{self.seconds:.1f}{self._slower}",
             f"{self.written:.1f}",
             f"{head['cpu_s']:.1f}",
             f"{head.get('store_cpu_s', 0.0):.1f}",

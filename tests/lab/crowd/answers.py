@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,7 @@ class Answers:
         self._plan, self._record, self._seats = plan, record, seats
         self._partners: dict[tuple[str, str, tuple[int, ...]], Mapping[int, list[int]]] = {}
         """By check, round and group."""
+        self._finding = threading.Lock()
 
     def are_recorded(self, check: str, round_name: str) -> bool:
         """Whether all answer in a round as it was recorded, whatever the order says."""
@@ -107,13 +109,14 @@ class Answers:
         order stands.
         """
         key = check, round_.name, group
-        if key not in self._partners:
-            slots = round_.params.get("slots")
-            schedule = schedule_of(group, round_.params) or Schedule(tuple(group))
-            met: dict[int, list[int]] = {each: [] for each in group}
-            for slot in slots or schedule.slots:
-                for a, b in slot:
-                    met[a].append(b)
-                    met[b].append(a)
-            self._partners[key] = met
-        return self._partners[key]
+        with self._finding:  # of hundreds of threads that ask, one finds them
+            if key not in self._partners:
+                slots = round_.params.get("slots")
+                schedule = schedule_of(group, round_.params) or Schedule(tuple(group))
+                met: dict[int, list[int]] = {each: [] for each in group}
+                for slot in slots or schedule.slots:
+                    for a, b in slot:
+                        met[a].append(b)
+                        met[b].append(a)
+                self._partners[key] = met
+            return self._partners[key]
