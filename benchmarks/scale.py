@@ -382,6 +382,7 @@ _PAGE = """\
 
 What sign-in, rounds, letters, judging and writing cost on rank 0, and whether the right place is
 named. `benchmarks/scale.py` measures it and writes this page.
+What to start a run with, by the number of hosts: [engines.md](engines.md).
 
 ## How it is measured
 
