@@ -6,6 +6,7 @@ import fcntl
 import gc
 import marshal
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
@@ -32,6 +33,12 @@ settings.load_profile(os.environ.get("EXAMPLES", "quick"))
 
 for _width in ("COLUMNS", "LINES"):  # those of a worker, which has no terminal
     os.environ.pop(_width, None)
+
+for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    # `nohup make test &` starts this process with all three ignored, and what is ignored stays so
+    # in every program that a test starts. What is handled does not; nor does SIGPIPE of Popen.
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda *_: None)
 
 _HEAVY = ("lab", "ranks")
 _TOGETHER = ("unit", "browser")

@@ -39,9 +39,16 @@ living: set[int] = set()
 
 
 def to_catch() -> tuple[signal.Signals, ...]:
-    """Those of `SIGNALS` that this process is to catch: under nohup, a hang-up is nothing."""
-    nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return tuple(number for number in SIGNALS if number != signal.SIGHUP or not nohup)
+    """Those of `SIGNALS` that this process is to catch.
+
+    SIGHUP and SIGINT stay ignored where this process was started so (`nohup`, `trap '' INT`, `&` in
+    a script). SIGTERM always ends it.
+    """
+    return tuple(
+        number
+        for number in SIGNALS
+        if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN
+    )
 
 
 def wake_pipe() -> tuple[int, int]:
@@ -148,7 +155,7 @@ def settle(name: str, parent: int) -> None:
         os.setpgid(0, 0)
     rename(name)
     signal.set_wakeup_fd(-1)
-    for number in (*SIGNALS, signal.SIGALRM):
+    for number in (*to_catch(), signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     living.clear()

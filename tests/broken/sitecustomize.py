@@ -49,6 +49,20 @@ def freezes_in_all_reduce(dist: Any) -> None:
     dist.all_reduce = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def waits_in_all_reduce(dist: Any) -> None:
+    """No all-reduce of this rank ever begins: the round is open for as long as a test wants it.
+
+    A file in the folder TEST_WAITS, named by the rank, says that it is there.
+    """
+
+    def all_reduce(*args: Any, **kwargs: Any) -> None:
+        open(os.path.join(os.environ["TEST_WAITS"], str(dist.get_rank())), "w").close()
+        while True:
+            time.sleep(60)
+
+    dist.all_reduce = all_reduce
+
+
 def store_ends_at_once(dist: Any) -> None:
     """A store that this rank serves beside MASTER_PORT is gone before anybody reaches it."""
     real = dist.TCPStore
@@ -308,6 +322,7 @@ FAULTS = {
         another_seed,
         one_member_too_many,
         freezes_in_all_reduce,
+        waits_in_all_reduce,
         store_ends_at_once,
         freezes_in_the_second_group,
         swaps_new_groups,

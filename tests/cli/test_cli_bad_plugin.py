@@ -13,6 +13,7 @@ import pytest
 import nccl_doctor
 from tests.cli.program import CLEAN
 from tests.support.forkserver import quick_python_path
+from tests.support.waiting import until
 from tests.support.ways import SAVED
 
 START_S = 20.0
@@ -68,10 +69,7 @@ def test_a_signal_ends_env_whatever_blocks(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     process = doctor(tmp_path, "time.sleep(600)", "env")
-    until = time.monotonic() + START_S
-    while not (tmp_path / "again").exists():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until((tmp_path / "again").exists)
     process.send_signal(number)
     signalled = time.monotonic()
     _, stderr = process.communicate(timeout=START_S)

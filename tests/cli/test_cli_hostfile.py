@@ -25,6 +25,7 @@ from tests.cli.program import CLEAN, error_of, program
 from tests.ranks.ranks import free_port
 from tests.support.forkserver import quick_python_path
 from tests.support.reports import validate
+from tests.support.waiting import until
 
 SSH = """#!/bin/sh
 echo "$@" >> "$SSH_LOG"
@@ -103,10 +104,7 @@ def run(tmp_path: Path, env: dict[str, str]) -> Run:
 @pytest.fixture(autouse=True)
 def nothing_left(tmp_path: Path):
     yield
-    end = time.monotonic() + 10
-    while left := _with(str(tmp_path)):
-        assert time.monotonic() < end, left
-        time.sleep(0.1)
+    until(lambda: not _with(str(tmp_path)), 10, said=lambda: _with(str(tmp_path)))
 
 
 def _with(folder: str) -> list[str]:
@@ -274,9 +272,7 @@ def test_ctrl_c_ends_all_and_still_reports(tmp_path: Path, env: dict[str, str]):
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        while len(_with(str(tmp_path))) < 3:
-            time.sleep(0.05)
-        time.sleep(0.5)
+        until(lambda: "relay" in str(_with(str(tmp_path))))
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
     assert process.returncode == 3, (out, err)
@@ -294,9 +290,7 @@ def test_no_orphan_when_it_is_killed(tmp_path: Path, env: dict[str, str]):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    while len(_with(str(tmp_path))) < 3:
-        time.sleep(0.05)
-    time.sleep(1.0)
+    until(lambda: "relay" in str(_with(str(tmp_path))))
     process.kill()
     process.wait()  # the fixture looks whether the others go
 

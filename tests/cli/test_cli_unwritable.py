@@ -22,6 +22,7 @@ from nccl_doctor.toolkit.errands import PATIENCE_S
 from tests.cli.program import CLEAN, program
 from tests.support import disks
 from tests.support.forkserver import quick_python_path
+from tests.support.waiting import until
 from tests.support.ways import GIVES, MOST_S, PRINTS, SAVED, SUMMARY, files_in
 
 START_S = 10.0
@@ -294,9 +295,7 @@ def test_a_reader_that_does_not_read_costs_no_file(there):
     os.set_blocking(writing, True)
     with started(there, writing, "--json", "kept") as process:
         os.close(writing)
-        while not (there / "kept").exists():
-            assert process.poll() is None
-            time.sleep(0.01)
+        until((there / "kept").exists)
         with open(reading, encoding="utf-8") as stream:
             text = stream.read().lstrip("\0")
     assert text.startswith(f"nccl-doctor: {SUMMARY}")

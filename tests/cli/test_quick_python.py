@@ -14,10 +14,11 @@ import psutil
 import pytest
 
 from tests.cli.program import CLEAN
-from tests.ranks.ranks import free_port
+from tests.ranks.ranks import free_port, is_served
 from tests.support import forkserver
 from tests.support.forkserver import Forked, quick_python_path, read_early
 from tests.support.quick_python import make
+from tests.support.waiting import until
 
 WAITS = ("run", "--nnodes", "2", "--node-rank", "0", "--master-addr", "localhost")
 OPTIONS = ("--backend", "gloo", "--nproc-per-node", "1", "--select", "ranks", "--timeout", "60")
@@ -84,23 +85,33 @@ def working_in(folder: Path) -> list[int]:
 def test_a_signal_ends_it_and_all_that_it_started(tmp_path: Path, number: int):
     said = tmp_path / "said"
     with said.open("w") as file:
-        port = ("--master-port", str(free_port()))
+        port = free_port()
+        where = ("--master-port", str(port))
         process = subprocess.Popen(
-            [quick_python_path(), "-m", "nccl_doctor", *WAITS, *port, *OPTIONS, "--verbose"],
+            [quick_python_path(), "-m", "nccl_doctor", *WAITS, *where, *OPTIONS],
             stdout=file,
             stderr=file,
             cwd=tmp_path,
             env={**CLEAN, "TMPDIR": str(tmp_path)},
         )
-        time.sleep(1.5)
-        assert working_in(tmp_path), said.read_text()
+        until(lambda: is_served(port), said=said.read_text)  # it waits for another host
+        assert working_in(tmp_path)
         process.send_signal(number)
         code = process.wait(20)
     assert code == -signal.SIGKILL if number == signal.SIGKILL else code in (1, 3), said.read_text()
-    end = time.monotonic() + 5
-    while left := working_in(tmp_path):
-        assert time.monotonic() < end, left
-        time.sleep(0.05)
+    until(lambda: not working_in(tmp_path), 5)
+
+
+@pytest.mark.parametrize("trap", ["trap '' HUP INT; ", ""])
+def test_what_the_caller_ignores_and_nothing_else(tmp_path: Path, trap: str):
+    """The fork server itself was started in the background of a shell, which ignores SIGINT."""
+    shows = ("grep", "SigIgn", "/proc/self/status")
+    quick = (quick_python_path(), "-m", "nccl_doctor", "run", *OPTIONS, "--", *shows)
+    ignored = [
+        ran("sh", "-c", f'{trap}exec "$@"', "sh", *command, cwd=tmp_path).stdout.splitlines()[-1]
+        for command in (quick, shows)
+    ]
+    assert ignored[0] == ignored[1]
 
 
 def test_a_module_in_the_way_gets_a_fresh_python(tmp_path: Path):

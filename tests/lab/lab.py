@@ -25,6 +25,7 @@ from tests.lab.hosts import SWITCH, Host, hold, new_host, user_namespace
 from tests.lab.processes import PATH, Process, Strike, call, describe, wait_for_one
 from tests.lab.run import Run
 from tests.support.forkserver import quick_python_path
+from tests.support.waiting import comes
 
 MASTER_PORT = 29500
 EPHEMERAL = (32768, 60999)
@@ -164,9 +165,7 @@ class Lab:
             holder.stderr.close()
         for process in self.processes:
             process.kill()
-        gone = time.monotonic() + 5
-        while any(host.pids() for host in self.hosts) and time.monotonic() < gone:
-            time.sleep(0.01)
+        comes(lambda: not any(host.pids() for host in self.hosts), 5)
         if self._own_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
         self._own_folder = False
@@ -223,16 +222,19 @@ class Lab:
         per_host: Mapping[str, Sequence[str]] | None,
         *,
         late_s: Mapping[str, float] | None = None,
+        after: Mapping[str, Callable[[], object]] | None = None,
         wrap: Mapping[str, Sequence[str]] | None = None,
     ) -> Iterator[tuple[Host, list[str], list[str]]]:
         """Each host when it is due to start, its options, and what stands before the command.
 
-        `per_host` adds or overrides options; `late_s` is how much later a host starts.
+        `per_host` adds or overrides options; `late_s` is how much later a host starts, and `after`
+        is called before it does.
         """
         due = {name: (late_s or {}).get(name, 0.0) for name in hosts or self.names}
         begin = time.monotonic()
         for name in sorted(due, key=lambda name: due[name]):
-            time.sleep(max(0.0, begin + due[name] - time.monotonic()))
+            time.sleep(max(0.0, begin + due[name] - time.monotonic()))  # who is late is the test
+            (after or {}).get(name, lambda: None)()
             host = self[name]
             args = ["--nnodes", str(len(self.hosts)), "--nproc-per-node", str(nproc)]
             args += ["--node-rank", str(host.index), "--master-addr", self.names[0]]
@@ -351,11 +353,9 @@ class Lab:
         """
         end = time.monotonic() + grace_s
         # What processes hold goes with them: until then nothing else is looked at.
-        while self._processes() and time.monotonic() < end:
-            time.sleep(0.05)
-        while (found := self._leftovers(folder)) and time.monotonic() < end:
-            time.sleep(0.05)
-        return found
+        comes(lambda: not self._processes(), grace_s)
+        comes(lambda: not self._leftovers(folder), end - time.monotonic())
+        return self._leftovers(folder)
 
     def _processes(self) -> list[str]:
         foreign = {process.pid for process in self.processes if process.poll() is None}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from tests.support.forkserver import Forked, read_early
+from tests.support.waiting import comes
 
 if TYPE_CHECKING:
     from tests.lab.hosts import Host
@@ -184,13 +185,16 @@ class Process:
         Raises:
             LabError: it is over, or did not start within two seconds.
         """
-        end = time.monotonic() + 2
-        while self._outer.poll() is None and time.monotonic() < end:
+
+        def started() -> int | None:
             with suppress(OSError):
-                if pid := self._command():
-                    return pid
-            time.sleep(0.002)
-        raise LabError(f"{self.argv} does not run")
+                return self._command()
+            return None
+
+        comes(lambda: started() or self._outer.poll() is not None, every_s=0.002)
+        if self._outer.poll() is not None or not (pid := started()):
+            raise LabError(f"{self.argv} does not run")
+        return pid
 
     def poll(self) -> int | None:
         """Exit code, negative for a signal; None while it runs."""
@@ -203,9 +207,7 @@ class Process:
 
     def wait(self, timeout_s: float) -> int | None:
         """Exit code, or None if it still runs after `timeout_s` seconds (it is left running)."""
-        end = time.monotonic() + timeout_s
-        while self.poll() is None and time.monotonic() < end:
-            time.sleep(0.01)
+        comes(lambda: self.poll() is not None, timeout_s, every_s=0.01)
         return self.returncode
 
     def signal(self, number: int) -> None:
@@ -240,13 +242,14 @@ class Process:
         Raises:
             LabError: it did not come within `timeout_s` seconds from now.
         """
-        end = time.monotonic() + timeout_s
-        while time.monotonic() < end:
-            for line in list(self.lines):
-                if text in line.text:
-                    return line.seconds
-            time.sleep(0.005)
-        raise LabError(f"{text!r} was not printed by {self.argv}:\n{self.stdout}\n{self.stderr}")
+
+        def came() -> list[float]:
+            return [line.seconds for line in list(self.lines) if text in line.text]
+
+        if not (found := comes(came, timeout_s, every_s=0.005)):
+            said = f"{self.stdout}\n{self.stderr}"
+            raise LabError(f"{text!r} was not printed by {self.argv}:\n{said}")
+        return found[0]
 
 
 def wait_for_one(running: Sequence[Process], timeout_s: float) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.lab.lab import HEALTHY_S, PATIENT, Lab
 from tests.lab.processes import PATH, LabError, Process
 from tests.lab.run import Run
+from tests.support.waiting import comes
 
 PROGRAMS = {
     "slurmctld": "slurmctld",
@@ -126,17 +126,18 @@ class Slurm:
         self.daemons.append(self.lab[host].run(command))
 
     def _await_nodes(self) -> None:
-        end = time.monotonic() + START_S
-        states = ""
-        while time.monotonic() < end:
-            found = self.client("sinfo", "--noheader", "--Node", "--format", "%T")
-            states = found.stdout
-            if states.split() == ["idle"] * len(self.lab.hosts):
-                return
-            if ended := [p for p in self.daemons if p.poll() is not None]:
-                raise LabError(f"{ended[0].argv} ended: {ended[0].stderr}\n{self.logs()}")
-            time.sleep(0.2)
-        raise LabError(f"no idle nodes: {states}\n{self.logs()}")
+        def states() -> list[str]:
+            return self.client("sinfo", "--noheader", "--Node", "--format", "%T").stdout.split()
+
+        def ended() -> list[Process]:
+            return [daemon for daemon in self.daemons if daemon.poll() is not None]
+
+        idle = ["idle"] * len(self.lab.hosts)
+        comes(lambda: states() == idle or ended(), every_s=0.2)
+        if gone := ended():
+            raise LabError(f"{gone[0].argv} ended: {gone[0].stderr}\n{self.logs()}")
+        if (found := states()) != idle:
+            raise LabError(f"no idle nodes: {found}\n{self.logs()}")
 
     def logs(self) -> str:
         """The last words of all daemons."""

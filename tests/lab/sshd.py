@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from tests.lab.hosts import Host
 from tests.lab.lab import COLLECTIVE_S, JOIN_S, TOTAL_S, Lab
 from tests.lab.processes import PATH, LabError
 from tests.lab.run import Run
+from tests.support.waiting import comes
 
 PROGRAMS = {"sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}
 _CONFIG = """
@@ -85,11 +85,9 @@ class Ssh:
             host.call("mount", "-t", "tmpfs", "tmpfs", "/run")
             host.call("mkdir", "-m", "755", "/run/sshd")
             server = host.run([program, "-D", "-e", "-f", str(self.folder / "sshd_config"), *more])
-            end = time.monotonic() + 10
-            while ":22 " not in " ".join(host.listeners()):
-                if server.poll() is not None or time.monotonic() > end:
-                    raise LabError(f"no sshd on {host.name}: {server.stderr}")
-                time.sleep(0.02)
+            comes(lambda h=host, s=server: _serves(h) or s.poll() is not None)
+            if not _serves(host):
+                raise LabError(f"no sshd on {host.name}: {server.stderr}")
 
     def run(
         self,
@@ -121,6 +119,10 @@ class Ssh:
         lab.wait([process], total_s + 20)
         lab.leftovers(folder, grace_s)
         return lab._collect(folder, {None: [process]})
+
+
+def _serves(host: Host) -> bool:
+    return ":22 " in " ".join(host.listeners())
 
 
 def _at(line: str, home: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from tests.lab import faults
 from tests.lab.lab import PATIENT, TOTAL_S, Lab
 from tests.lab.reading import START_S, check_cause
 from tests.support import disks
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -62,7 +62,4 @@ def test_the_storage_of_the_job(disk: Path, make_lab: Callable[..., Lab]) -> Non
     assert run.codes == [1, 1], str(run)
     assert run.seconds < START_S + TOTAL_S, str(run)
     disks.thaw(disk)
-    until = time.monotonic() + 10
-    while list(disk.glob(".nccl-doctor-*")) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert list(disk.glob(".nccl-doctor-*")) == []
+    until(lambda: not list(disk.glob(".nccl-doctor-*")))

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 import nccl_doctor
+from nccl_doctor.toolkit.guardian import INTERRUPT_S
 from tests.lab import sshd
 from tests.lab.lab import MASTER_PORT, MEET, Lab
 from tests.lab.reading import check_cause, check_clean, check_healthy, loud
 from tests.lab.run import Run
 from tests.lab.sshd import Ssh
+from tests.support.waiting import until
 
 ALONE_S = 15.0
 """A run whose roll call need not wait: nobody is awaited who is known not to come."""
@@ -172,19 +174,8 @@ def test_ssh_is_well_but_the_road_is_not(ssh: Ssh) -> None:
 
 
 def test_ctrl_c_ends_it_everywhere(ssh: Ssh) -> None:
-    ssh.serve("nd0", "nd1")
-    lab = ssh.lab
-    struck = []
-
-    def strike() -> None:
-        process = lab.processes[-1]
-        _until(lambda: any("relay" in _command(pid) for pid in lab["nd1"].pids()))
-        time.sleep(1.0)
-        process.signal(signal.SIGINT)
-        struck.append(time.monotonic())
-
-    run = ssh.run(during=strike, join_s=30)
-    assert time.monotonic() - struck[0] < 12
+    run, took_s = _struck(ssh, signal.SIGINT)
+    assert took_s < INTERRUPT_S
     check_clean(run)
     assert run.report is not None
     said = " ".join(found["message"] for found in run.report["findings"])
@@ -193,17 +184,26 @@ def test_ctrl_c_ends_it_everywhere(ssh: Ssh) -> None:
 
 
 def test_nothing_stays_behind_when_it_is_killed(ssh: Ssh) -> None:
-    ssh.serve("nd0", "nd1")
-    lab = ssh.lab
+    run, _ = _struck(ssh, signal.SIGKILL)
+    assert run.report is None
+    assert run.leftovers == [], str(run)
+
+
+def _struck(ssh: Ssh, number: int) -> tuple[Run, float]:
+    """A run that gets a signal in a round that never ends, and the seconds until it had left."""
+    waiting = ssh.folder / "waiting"
+    waiting.mkdir()
+    fault = {"TEST_BREAK": "waits_in_all_reduce", "TEST_WAITS": str(waiting)}
+    ssh.serve("nd0", "nd1", env=fault)
+    struck = []
 
     def strike() -> None:
-        process = lab.processes[-1]
-        _until(lambda: any("relay" in _command(pid) for pid in lab["nd1"].pids()))
-        time.sleep(1.0)
-        process.signal(signal.SIGKILL)
+        until(lambda: {path.name for path in waiting.iterdir()} == {"0", "1"})
+        ssh.lab.processes[-1].signal(number)
+        struck.append(time.monotonic())
 
-    run = ssh.run(during=strike, grace_s=10, join_s=30)
-    assert run.leftovers == [], str(run)
+    run = ssh.run(*MEET, "--collective-timeout", "30", during=strike, grace_s=10, join_s=30)
+    return run, time.monotonic() - struck[0]
 
 
 def _drop(lab: Lab, name: str, port: int) -> None:
@@ -217,17 +217,3 @@ def _hide(ssh: Ssh, name: str, folder: Path) -> None:
     empty = ssh.folder / "empty"
     empty.mkdir()
     ssh.lab[name].call("mount", "--bind", str(empty), str(folder))
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
-
-
-def _until(true: Callable[[], bool], within_s: float = 20.0) -> None:
-    end = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,8 @@ import pytest
 from tests.lab import faults
 from tests.lab.hosts import Host, trouble
 from tests.lab.lab import Lab
-from tests.lab.processes import LabError, Process
+from tests.lab.processes import LabError, Process, describe
+from tests.support.waiting import until
 
 _ECHO = """
 import socket, sys, threading
@@ -171,7 +171,7 @@ def test_leftovers_are_seen(lab: Lab) -> None:
     assert lab["nd0"].python(code, stray).wait(5) == 0
     lab["nd1"].call("touch", "/dev/shm/segment")
     (folder / "tmp" / "file").touch()
-    time.sleep(0.2)
+    until(lambda: any(":5001 " in text for text in lab["nd0"].listeners()))
     found = lab.leftovers(folder, grace_s=0.1)
     assert sorted(text.split()[0] for text in found) == ["file", "process", "shared", "socket"]
 
@@ -183,11 +183,16 @@ def test_nothing_outlives_the_lab(tmp_path: Path, make_lab: Callable[..., Lab]) 
         lab["nd1"].run(["sleep", "300"])
         lab["nd0"].run(["sh", "-c", "trap '' TERM; sleep 300"])
         inits = [host.init for host in lab.hosts]
-        time.sleep(0.1)
-        running = [pid for host in lab.hosts for pid in host.pids()]
-        assert len(running) >= 2
+        running = until(lambda: _asleep(lab))
     assert not any(Path(f"/proc/{pid}").exists() for pid in [*inits, *running])
     assert set(os.listdir("/sys/class/net")) == before
+
+
+def _asleep(lab: Lab) -> list[int]:
+    """All processes of the hosts, once each host has its `sleep 300`."""
+    running = [[(pid, describe(pid)) for pid in host.pids()] for host in lab.hosts]
+    asleep = [any(line.endswith("] sleep 300") for _, line in each) for each in running]
+    return [pid for each in running for pid, _ in each] if all(asleep) else []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give its capabilities away")

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from tests.lab.lab import Lab
 from tests.lab.slurm import Slurm
 from tests.nvml.stand_in import build, h100s, uuid, write
 from tests.support.forkserver import quick_python_path
+from tests.support.waiting import until
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "slurm.md").read_text(encoding="utf-8")
 SCRIPTS = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -168,10 +168,7 @@ class Nodes:
         self.until(lambda: len(self.calls(node)) == self.wanted[node])
 
     def until(self, true: Callable[[], bool]) -> None:
-        end = time.monotonic() + PATIENCE_S
-        while not true():
-            assert time.monotonic() < end, self.cluster.logs()
-            time.sleep(0.3)  # some ask slurmctld, by a program
+        until(true, every_s=0.3, said=self.cluster.logs)  # some ask slurmctld, by a program
 
     def is_up(self, node: str) -> bool:
         state = self.cluster.state_of(node)

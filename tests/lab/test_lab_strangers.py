@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from tests.lab.lab import HEALTHY_S, JOIN_S, MASTER_PORT, PATIENT, Lab
 from tests.lab.reading import START_S, check_clean, view_of
+from tests.support.waiting import until
 
 SELECTED = ("--select", "ranks,launch_record,clock")
 STRANGER = f"""
@@ -27,6 +27,7 @@ except BadMessage as error:  # it is sealed, and can be read
 box = meeting.beside(prefix_of(name), OPEN)
 for number in range(50):
     box.put(f"order/{{number}}", {{"finish": 0}})
+pathlib.Path("written").touch()
 """
 """Sends every participant home, as if all were well, before rank 0 has given an order."""
 
@@ -42,11 +43,10 @@ def test_a_strangers_order_sends_nobody_home_who_has_a_key(lab: Lab, tmp_path: P
     folder = lab.new_folder()
     (folder / "stranger.py").write_text(STRANGER)
     stranger = lab["nd1"].run([lab.python, "stranger.py"], {}, folder)
-    until = time.monotonic() + 3 * START_S
-    while not (folder / "ready").exists() and time.monotonic() < until:
-        time.sleep(0.05)
+    until((folder / "ready").exists)
     options = (*SELECTED, *PATIENT, "--key", key_file(tmp_path, "secret"))
-    run = lab.own_doctor(*options, nproc=1, late_s={"nd1": 2.0})  # its order is there first
+    written = {"nd1": lambda: until((folder / "written").exists)}
+    run = lab.own_doctor(*options, nproc=1, after=written)
     assert lab.wait([stranger], START_S), "it has written all it wanted"
     check_clean(run, HEALTHY_S)
     assert run.report is not None, str(run)

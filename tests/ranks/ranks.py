@@ -15,8 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nccl_doctor.gather.control_store import ControlStore, StoreLost
+from nccl_doctor.gather.envelope import OPEN, Seal
+from nccl_doctor.gather.opening import MEETING, opened, prefix_of
 from tests.support.forkserver import Forked, read_early
 from tests.support.reports import validate
+from tests.support.waiting import PATIENCE_S, comes, until
 
 BASE = {"RES_OPTIONS": "timeout:1 attempts:1", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -134,10 +138,10 @@ class Ranks:
     def wait(self, timeout_s: float) -> dict[int, Ended]:
         """Wait for all; whoever outstays `timeout_s` is killed and fails the test."""
         ended = {}
-        until = self._started + timeout_s
+        end = self._started + timeout_s
         try:
             for index, process in self.processes.items():
-                code = process.wait(max(0.1, until - time.monotonic()))
+                code = process.wait(max(0.1, end - time.monotonic()))
                 out, err = self._outputs(index)
                 seconds = time.monotonic() - self._started
                 ended[index] = Ended(code, out.read_text(), err.read_text(), seconds)
@@ -179,12 +183,7 @@ def is_running(pid: int) -> bool:
 
 def gone(pids: Sequence[int], timeout_s: float = 3.0) -> bool:
     """Wait until none of the processes runs."""
-    until = time.monotonic() + timeout_s
-    while any(is_running(pid) for pid in pids):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
+    return comes(lambda: not any(map(is_running, pids)), timeout_s)
 
 
 def children(pid: int) -> list[int]:
@@ -196,34 +195,51 @@ def children(pid: int) -> list[int]:
 
 def supervisor(pid: int, timeout_s: float = 30.0) -> int:
     """The process that does the work of a rank, below the one that was started."""
-    until = time.monotonic() + timeout_s
-    while not (found := children(pid)):
-        assert time.monotonic() < until, "nothing was forked"
-        time.sleep(0.001)
-    return found[0]
+    return until(lambda: children(pid), timeout_s, every_s=0.001)[0]
 
 
 def handles(pid: int, number: int, timeout_s: float = 30.0) -> bool:
     """Wait until a process has a handler for a signal."""
-    until = time.monotonic() + timeout_s
-    while time.monotonic() < until:
+
+    def caught() -> int:
         status = Path(f"/proc/{pid}/status").read_text()
-        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
-        if caught >> (number - 1) & 1:
-            return True
-        time.sleep(0.01)
-    return False
+        return int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1
+
+    return bool(comes(caught, timeout_s))
 
 
 def probe_child(pid: int, name: str, timeout_s: float = 30.0) -> int:
     """Wait for the probe child of a check below a process; returns its process id."""
-    until = time.monotonic() + timeout_s
-    while time.monotonic() < until:
+
+    def found() -> int:
         for child in descendants(pid):
-            try:
+            with suppress(OSError):
                 if Path(f"/proc/{child}/comm").read_text().strip() == f"ncd:{name}"[:15]:
                     return child
-            except OSError:
-                continue
-        time.sleep(0.0005)
-    raise AssertionError(f"no probe child of {name} appeared")
+        return 0
+
+    return until(found, timeout_s, every_s=0.0005, said=lambda: f"no probe child of {name}")
+
+
+def is_served(port: int) -> bool:
+    """Whether somebody listens at a port of this machine."""
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def signed_in(port: int, *seats: int, seal: Seal = OPEN) -> ControlStore:
+    """Wait until the participants of these seats have signed in to the run whose store is at a
+    port; returns that store, for messages of the run.
+    """
+
+    def meeting() -> ControlStore | None:
+        with suppress(StoreLost):
+            return ControlStore("127.0.0.1", port, timeout_s=5, prefix=MEETING, seal=seal)
+        return None
+
+    box = until(meeting)
+    assert box is not None
+    run = box.beside(prefix_of(opened(box, PATIENCE_S)), seal)
+    for seat in seats:
+        run.get(f"seat/{seat}", PATIENCE_S)
+    return run

@@ -25,6 +25,7 @@ from nccl_doctor.gather.envelope import BadMessage, NotAuthentic, OtherVersion, 
 from nccl_doctor.gather.round_peers import RoundPeers, say_left
 from nccl_doctor.launch.identity import host_addresses
 from nccl_doctor.toolkit import forks
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -308,8 +309,7 @@ def test_frozen_store_costs_the_deadline_and_no_more(door: tuple[int, int]) -> N
     port, pid = door
     box = connect(port)
     os.kill(pid, signal.SIGSTOP)
-    while any("T (stopped)" not in status.read_text() for status in thread_states(pid)):
-        time.sleep(0.005)
+    until(lambda: all("T (stopped)" in status.read_text() for status in thread_states(pid)))
     try:
         started = time.monotonic()
         with pytest.raises(StoreLost, match="no answer from the store"):

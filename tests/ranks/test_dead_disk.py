@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,9 +15,10 @@ import pytest
 from nccl_doctor.gather.watchdog import LAST_WORDS_S
 from nccl_doctor.toolkit.errands import PATIENCE_S
 from nccl_doctor.toolkit.guardian import GRACE_S
-from tests.ranks.ranks import BASE, Ended, Ranks
+from tests.ranks.ranks import BASE, Ended, Ranks, is_served
 from tests.support import disks
 from tests.support.forkserver import quick_python_path
+from tests.support.waiting import until
 
 SLACK_S = 3.0  # of a busy machine
 RUN_S = 20.0  # of two ranks that are well, on a machine that is not
@@ -26,11 +26,6 @@ RUN_S = 20.0  # of two ranks that are well, on a machine that is not
 OPTIONS = ("--join-timeout=20", "--collective-timeout=5", "--timeout=60")
 FEW = "--select=ranks,collectives"
 """Where it is not asked what the checks say."""
-
-
-def is_served(port: int) -> bool:
-    with socket.socket() as sock:
-        return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture
@@ -88,9 +83,7 @@ def test_last_words_are_said(tmp_path: Path, disk: Path) -> None:
     ranks = Ranks(
         tmp_path, 2, (*OPTIONS, f"--json={disk}/a.json", f"--html={disk}/a.html"), start=[0]
     )
-    until = time.monotonic() + RUN_S
-    while time.monotonic() < until and not is_served(ranks.port):  # by then it is on its guard
-        time.sleep(0.1)
+    until(lambda: is_served(ranks.port))  # by then it is on its guard
     stopped = time.monotonic()
     ranks.processes[0].send_signal(signal.SIGTERM)
     ended = ranks.wait(RUN_S)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from nccl_doctor.gather.control_store import ControlStore, StoreLost
-from nccl_doctor.gather.envelope import OPEN
-from nccl_doctor.gather.opening import MEETING, opened, prefix_of
-from tests.ranks.ranks import Ranks
+from tests.ranks.ranks import Ranks, signed_in
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -27,14 +23,7 @@ def test_a_rank_that_left_while_others_were_waited_for(
         tmp_path, 3, ("--level", "quick", "--join-timeout=30", "--timeout=50"), start=[0, 1]
     )
     try:
-        until = time.monotonic() + WAIT_S
-        while time.monotonic() < until:
-            try:
-                box = ControlStore("127.0.0.1", ranks.port, timeout_s=5, prefix=MEETING)
-                break
-            except StoreLost:
-                time.sleep(0.1)
-        box.beside(prefix_of(opened(box, WAIT_S)), OPEN).get("seat/1", WAIT_S)
+        signed_in(ranks.port, 1)
         ranks.processes[1].send_signal(number)
         assert ranks.processes[1].wait(WAIT_S) == 3
         ranks.start([2])

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.broken import broken
 from tests.ranks.ranks import BASE, descendants, free_port, gone, supervisor
 from tests.support.forkserver import Forked
+from tests.support.waiting import until
 
 LEAVE_S = 10.0  # on a machine that starts interpreters for others at the same time
 
@@ -26,8 +28,9 @@ FORKED = (
     (0.1, signal.SIGHUP),
     (0.2, signal.SIGINT),
     (0.35, signal.SIGINT),
-    (0.5, signal.SIGTERM),  # a whole run takes 0.8 s on a quiet machine: later is after it
+    (None, signal.SIGTERM),
 )
+"""None: once both ranks are in a round. None of them ever ends, so no moment is too late."""
 
 
 def line(folder: Path) -> list[str]:
@@ -36,9 +39,20 @@ def line(folder: Path) -> list[str]:
     return ["run", "--timeout=60", *own, json_to, "--", "touch", str(folder / "started")]
 
 
-def strike(process: Forked | subprocess.Popen[str], after_s: float, number: int) -> list[int]:
+def environment(folder: Path) -> dict[str, str]:
+    waiting = folder / "waiting"
+    waiting.mkdir()
+    return {**os.environ, **BASE, **broken("waits_in_all_reduce"), "TEST_WAITS": str(waiting)}
+
+
+def strike(
+    process: Forked | subprocess.Popen[str], folder: Path, after_s: float | None, number: int
+) -> list[int]:
     """Send a signal; returns the processes that were below at that moment."""
-    time.sleep(after_s)
+    if after_s is None:
+        until(lambda: len(os.listdir(folder / "waiting")) == 2)
+    else:
+        time.sleep(after_s)  # any moment of the start will do, and many are tried
     below = descendants(process.pid)
     process.send_signal(number)
     return below
@@ -58,11 +72,11 @@ def check(folder: Path, code: int, number: int, stderr: str, below: list[int]) -
 
 @pytest.mark.parametrize(("after_s", "number"), FORKED)
 def test_a_signal_while_the_ranks_start(
-    tmp_path: Path, after_s: float, number: signal.Signals
+    tmp_path: Path, after_s: float | None, number: signal.Signals
 ) -> None:
     out, err = tmp_path / "out", tmp_path / "err"
-    process = Forked(line(tmp_path), {**os.environ, **BASE}, folder=tmp_path, out=out, err=err)
-    below = strike(process, after_s, number)
+    process = Forked(line(tmp_path), environment(tmp_path), folder=tmp_path, out=out, err=err)
+    below = strike(process, tmp_path, after_s, number)
     try:
         code = process.wait(LEAVE_S)
     finally:
@@ -76,12 +90,12 @@ def test_a_signal_while_the_program_starts(
 ) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "nccl_doctor", *line(tmp_path)],
-        env={**os.environ, **BASE},
+        env=environment(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
         supervisor(process.pid)  # until then, a signal meets a bare interpreter
-        below = strike(process, after_s, number)
+        below = strike(process, tmp_path, after_s, number)
         _, stderr = process.communicate(timeout=LEAVE_S)
     check(tmp_path, process.returncode, number, stderr, below)

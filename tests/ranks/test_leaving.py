@@ -21,6 +21,7 @@ from nccl_doctor.toolkit import forks, leaving
 from tests.broken import broken
 from tests.ranks.ranks import Ranks
 from tests.support.nccl_files import FOLDER, KEPT, left, nccl_file
+from tests.support.waiting import until
 
 DEADLINE_S = 1.0
 SLACK_S = 2.5  # examining a stuck child, killing it, and a busy machine
@@ -166,10 +167,7 @@ def test_the_last_resort_removes_the_files_of_every_child(tag: str) -> None:
         time.sleep(600)
 
     pid = forks.fork_service("test", serve)
-    until = time.monotonic() + 10
-    while not left(tag) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert len(left(tag)) == 1
+    assert len(until(lambda: left(tag))) == 1
     forks.kill_living()
     forks.stop_service(pid)
     assert left(tag) == []
@@ -183,11 +181,11 @@ def test_nothing_is_left_of_a_program_that_its_guardian_ends(tag: str, tmp_path:
 import os, signal, sys, time
 from nccl_doctor.toolkit import forks, guardian
 from tests.support.nccl_files import left, nccl_file
+from tests.support.waiting import until
 
 def program():
     forks.fork_child(lambda: (nccl_file({tag!r}), time.sleep(600)) and 0)
-    while not left({tag!r}):
-        time.sleep(0.01)
+    until(lambda: left({tag!r}))
     guardian.set_deadline(time.monotonic())
     os.kill(os.getpid(), signal.SIGSTOP)
 

@@ -28,6 +28,7 @@ from nccl_doctor.toolkit import forks
 from nccl_doctor.toolkit.groups.stacks import main_stack
 from tests.ranks.ranks import descendants, gone
 from tests.support import disks
+from tests.support.waiting import until
 
 DEADLINE_S = 1.0
 CLONE_VFORK = 0x4000  # <linux/sched.h>
@@ -494,10 +495,7 @@ def test_child_does_not_outlive_its_parent() -> None:
             probe.run([probe.ProbeJob("orphan", work, time.monotonic() + 60)])
         finally:
             os._exit(0)
-    until = time.monotonic() + 30
-    while not (child := int.from_bytes(memory[:4], "big")):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    child = until(lambda: int.from_bytes(memory[:4], "big"))
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
     assert gone([child])

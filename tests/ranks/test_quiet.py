@@ -16,6 +16,7 @@ from nccl_doctor.gather.sign_in import SignIn
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.launch import Launch
 from tests.support.checks import CHECKS
+from tests.support.waiting import comes
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -49,12 +50,7 @@ def watching(box: ControlStore) -> Quiet:
 
 
 def news_of(quiet: Quiet, limit_s: float = 6.0) -> bool:
-    until = time.monotonic() + limit_s
-    while time.monotonic() < until:
-        if quiet.look():
-            return True
-        time.sleep(0.02)
-    return False
+    return comes(quiet.look, limit_s)
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from nccl_doctor.gather.opening import MEETING, open_run, opened, prefix_of
 from nccl_doctor.gather.orders import Roster
 from tests.ranks.ranks import BASE, Ended, Ranks, descendants, free_port, gone
 from tests.support.forkserver import quick_python_path
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -210,10 +210,7 @@ def test_an_elastic_job_outlives_a_host_only_with_restarts(
         for node in range(2):
             words = [*line, f"{conf}{1 - node}", "job.py"]  # the one that stays serves
             hosts.append(subprocess.Popen(words, env={**os.environ, **BASE}, cwd=tmp_path))
-        until = time.monotonic() + WAIT_S
-        while len(list(tmp_path.glob("both.*"))) < 2:
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        until(lambda: len(list(tmp_path.glob("both.*"))) == 2)
         lost = [hosts[1].pid, *descendants(hosts[1].pid)]
         for pid in lost:
             os.kill(pid, signal.SIGKILL)

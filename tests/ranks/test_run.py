@@ -24,6 +24,7 @@ from tests.ranks.ranks import (
     handles,
     probe_child,
     rank_env,
+    signed_in,
     supervisor,
 )
 from tests.support.forkserver import Forked, quick_python_path
@@ -141,8 +142,10 @@ def test_rank_lost_in_a_collective_is_the_only_one_blamed(
     if number is signal.SIGKILL:  # the others do not wait for it until their time is over
         others = [rank for rank in report["ranks"] if rank["rank"] != 2]
         ends = [rank["facts"]["collectives"]["world"] for rank in others]
-        words = "ended early: another member of the group died"
-        assert {(end["status"], end["reason"]) for end in ends} == {("untested", words)}, ends
+        # Whichever comes first: the word of rank 0, or the error of gloo.
+        early = "ended early: another member of the group died"
+        assert all(end["reason"] == early or end["status"] == "raised" for end in ends), ends
+        assert max(end["duration_s"] for end in ends) < COLLECTIVE_S, ends
 
 
 def test_supervisor_killed_in_mid_run_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -244,9 +247,8 @@ def test_a_signal_ends_the_run_with_what_is_known(
     tmp_path: Path, number: signal.Signals, options: tuple[str, ...]
 ) -> None:
     ranks = Ranks(tmp_path, 3, options, start=[0, 1])
-    probe_child(ranks.processes[0].pid, "store_server")
+    signed_in(ranks.port, 0, 1)
     assert handles(supervisor(ranks.processes[1].pid), number)
-    time.sleep(1.0)  # both are about to wait for rank 2, or wait already
     below = [p for process in ranks.processes.values() for p in descendants(process.pid)]
     assert below, "the store at least"
     signalled = time.monotonic()
@@ -317,7 +319,7 @@ def test_own_views_number_the_participants_as_the_report_does(tmp_path: Path) ->
         for rank in (0, 1)
     }
     ranks = Ranks(tmp_path, 2, options, changes=nodes, start=[0])
-    time.sleep(4.0)  # rank 0 is in: its seat is 0
+    signed_in(ranks.port, 0)
     ranks.start([1])
     ranks.wait(60)
     seats = {rank["rank"]: rank["seat"] for rank in ranks.report()["ranks"]}

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nccl_doctor.gather.control_store import ControlStore, StoreLost
-from nccl_doctor.gather.envelope import OPEN
-from nccl_doctor.gather.opening import MEETING, opened, prefix_of
-from tests.ranks.ranks import BASE, free_port
+from tests.ranks.ranks import BASE, MAIN, descendants, free_port, signed_in
 from tests.support.forkserver import Forked
 
 pytestmark = pytest.mark.xdist_group("torch")
@@ -22,8 +18,11 @@ pytestmark = pytest.mark.xdist_group("torch")
 WAIT_S = 60.0
 
 
-def run(folder: Path, port: int, *options: str) -> Forked:
-    """Node 0 of two, and node 1 never comes."""
+IGNORING = "from signal import *; [signal(n, SIG_IGN) for n in (SIGHUP, SIGINT)]"
+
+
+def run(folder: Path, port: int, *options: str, under: str = "") -> Forked:
+    """Node 0 of two, and node 1 never comes. `under`: Python that runs first."""
     own = ("--nnodes=2", "--node-rank=0", "--nproc-per-node=2", "--master-addr=127.0.0.1")
     arguments = ["run", *own, f"--master-port={port}", "--select=ranks", *options]
     return Forked(
@@ -32,19 +31,8 @@ def run(folder: Path, port: int, *options: str) -> Forked:
         folder=folder,
         out=folder / "out",
         err=folder / "err",
+        code=f"{under}\n{MAIN}" if under else "",
     )
-
-
-def waits(port: int) -> None:
-    """Return once node 0 waits for the others."""
-    until = time.monotonic() + WAIT_S
-    while time.monotonic() < until:
-        try:
-            box = ControlStore("127.0.0.1", port, timeout_s=5, prefix=MEETING)
-            break
-        except StoreLost:
-            time.sleep(0.1)
-    box.beside(prefix_of(opened(box, WAIT_S)), OPEN).get("seat/0", WAIT_S)
 
 
 def check(folder: Path, code: int) -> dict[str, Any]:
@@ -66,7 +54,7 @@ def check(folder: Path, code: int) -> dict[str, Any]:
 def test_a_signal_while_a_node_is_awaited(tmp_path: Path, number: signal.Signals) -> None:
     process = run(tmp_path, port := free_port())
     try:
-        waits(port)
+        signed_in(port, 0)
         process.send_signal(number)
         code = process.wait(WAIT_S)
     finally:
@@ -74,6 +62,32 @@ def test_a_signal_while_a_node_is_awaited(tmp_path: Path, number: signal.Signals
     found = check(tmp_path, code)
     assert found["message"].startswith("stopped after ")
     assert f" s by {number.name}; " in found["message"]
+
+
+def test_what_was_ignored_at_the_start_stays_so_and_sigterm_ends_it(tmp_path: Path) -> None:
+    """As under `nohup`, and in the background of a script."""
+    process = run(tmp_path, port := free_port(), under=IGNORING)
+    try:
+        signed_in(port, 0)
+        for number in (signal.SIGHUP, signal.SIGINT):
+            for pid in (process.pid, *descendants(process.pid)):
+                os.kill(pid, number)
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(WAIT_S)
+    finally:
+        process.kill()
+    assert " s by SIGTERM; " in check(tmp_path, code)["message"]
+
+
+def test_what_ignores_signals_ends_at_its_time_limit(tmp_path: Path) -> None:
+    process = run(tmp_path, port := free_port(), "--timeout=10", under=IGNORING)
+    try:
+        signed_in(port, 0)
+        process.send_signal(signal.SIGINT)
+        code = process.wait(WAIT_S)
+    finally:
+        process.kill()
+    assert " s by the time limit of 10 s (--timeout); " in check(tmp_path, code)["message"]
 
 
 def test_a_time_limit_shorter_than_the_join_timeout(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import time
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,6 +22,7 @@ from nccl_doctor.gather.envelope import OPEN, Seal, wrap
 from nccl_doctor.gather.opening import MEETING, open_run, opened, prefix_of
 from nccl_doctor.gather.orders import Roster
 from tests.ranks.ranks import Ended, Ranks
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -326,8 +326,7 @@ def test_a_refused_rank_that_is_slow_is_told_too(job: Job) -> None:
     ranks = job.of("secret", "")
     ranks.start([0, 1])
     store = run_of(ranks, Seal(b"secret" * 8))
-    while store.add("seats", 0) < 2 or not store.wait(["seat/0", "seat/1"], WAIT_S):
-        time.sleep(0.01)
+    until(lambda: store.add("seats", 0) == 2 and store.wait(["seat/0", "seat/1"], WAIT_S))
     frozen = []
     with suppress(psutil.NoSuchProcess):
         slow = psutil.Process(ranks.processes[1].pid)
@@ -335,10 +334,8 @@ def test_a_refused_rank_that_is_slow_is_told_too(job: Job) -> None:
     for each in frozen:
         with suppress(psutil.NoSuchProcess):  # it has left already
             each.suspend()
-    until = time.monotonic() + WAIT_S
-    while not ranks.report_path.exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    time.sleep(0.5)
+    until(ranks.report_path.exists)
+    ranks.processes[0].wait(WAIT_S)
     for each in frozen:
         with suppress(psutil.NoSuchProcess):
             each.resume()
@@ -358,8 +355,7 @@ def test_a_raised_counter_and_an_answer_of_an_earlier_run_change_nothing(job: Jo
     open_run(box, "earlier")
     store_of(ranks).add(f"{MEETING}coordinators", 1)
     ranks.start([0])
-    while opened(box, WAIT_S) == "earlier":
-        time.sleep(0.05)
+    until(lambda: opened(box, WAIT_S) != "earlier")
     ranks.start([1])
     ended = ranks.wait(WAIT_S)
     assert [each.code for each in ended.values()] == [0, 0]

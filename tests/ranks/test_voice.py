@@ -139,7 +139,7 @@ def test_who_waits_for_the_next_order_is_in_nobodys_way(host: Host) -> None:
     ahead.get("order/0/page/0", 2.0)
 
     def slow() -> None:
-        time.sleep(0.3)
+        time.sleep(0.3)  # the other one waits by then; if not, it has it easier
         assert behind.get("order/0/page/1", 2.0)["number"] == 0
         assert behind.get("group/a", 2.0) == [1, 2]
         behind.put(f"evidence/0/{FIRST + 1}", "done")
@@ -202,7 +202,7 @@ def test_ranks_go_on_by_themselves_where_the_speaker_is_lost(
     key = host.order(0)
     side_by_side(lambda: one.get(key, 2.0), lambda: other.get(key, 2.0))
     one.put(f"evidence/0/{FIRST}", "done")  # the speaker waits for the other rank
-    time.sleep(0.3)
+    time.sleep(0.3)  # it waits by then; if not, the rank tells the store itself, as it must
     os.kill(host.speaker, number)
     began = time.monotonic()
     host.order(1)

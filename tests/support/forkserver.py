@@ -375,6 +375,7 @@ def _move_to(host: int) -> bool:
 
 def _be_the_program(order: Mapping[str, Any]) -> None:
     def enter() -> None:
+        quick_python.ignore()
         if order["host"] is not None:
             _move_to(order["host"])
         os.chdir(order["folder"])

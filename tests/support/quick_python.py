@@ -1,9 +1,10 @@
 """The server's half of `quick_client`: a `python` that launchers, ssh and scripts may start.
 
 Torch takes two seconds to import, and a launcher starts many. What the caller's process has of its
-own (namespaces, environment, working directory, standard streams, processors, limits), the forked
-one gets; where it has anything else of its own (a user, a control group, a variable that Python or
-torch reads as it starts, a module in the way of one of ours), it gets a fresh Python.
+own (namespaces, environment, working directory, standard streams, processors, limits, ignored
+signals), the forked one gets; where it has anything else of its own (a user, a control group, a
+variable that Python or torch reads as it starts, a module in the way of one of ours), it gets a
+fresh Python.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import contextlib
 import os
 import re
 import resource
+import signal
 import socket
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.support.quick_client import FORWARDED
 
 LAUNCHERS = {
     "accelerate": "accelerate.commands.accelerate_cli",
@@ -140,7 +144,11 @@ def hides_ours(folder: Path) -> bool:
 
 
 def take_over(pid: int) -> None:
-    """Take the processors and the limits of another process, which /proc shows as `pid`."""
+    """Take the processors, the limits and the ignored signals of another process, which /proc shows
+    as `pid`.
+    """
+    (ignored,) = re.findall(r"^SigIgn:(.*)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    ignore([number for number in FORWARDED if int(ignored, 16) >> (number - 1) & 1])
     # This process may be in the other's PID namespace already; /proc is still that of the server.
     depth = len(_numbers("self"))
     pid = _numbers(str(pid))[depth - 1]
@@ -149,6 +157,15 @@ def take_over(pid: int) -> None:
         kind = getattr(resource, name)
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(kind, resource.prlimit(pid, kind))
+
+
+def ignore(numbers: Collection[int] = ()) -> None:
+    """Ignore these of the signals that end a program, and no others: the server was started by a
+    shell, in the background, and so ignores some.
+    """
+    for number in FORWARDED:
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in numbers else usual)
 
 
 def _numbers(pid: str) -> list[int]:

@@ -9,10 +9,12 @@ program's own client: each is a thread with a connection of its own to the store
 from __future__ import annotations
 
 import json
-import time
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.support.waiting import until
 
 CASES = ("healthy", "silent", "frozen", "cut", "variable")
 """What is wrong: nothing; a host that never comes; one that stops in the middle; a link that is
@@ -96,9 +98,7 @@ class Plan:
 
     def wait_for_the_gun(self) -> None:
         """Wait until all are to start."""
-        gun = Path(self.folder) / GUN
-        while not gun.exists():
-            time.sleep(0.002)
+        until((Path(self.folder) / GUN).exists, math.inf, every_s=0.002)
 
 
 def name_of(host: int) -> str:
