@@ -1,11 +1,13 @@
 # Needs: Linux, python3 >= 3.10, make, a package index. Everything else is set up in $(VENV).
 #   make doctor ARGS="--level quick"         options for `nccl-doctor run`
 #   make test ARGS="tests/unit -k versions"  options for pytest
+#   make test TIMES=50 ARGS="tests/lab -k nft"  finds the test that fails once in fifty times
 #   TORCH_INDEX=URL                          take torch from another index (e.g. CPU builds)
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+TIMES ?=
 NAME ?=
 TORCH_INDEX ?=
 
@@ -16,6 +18,7 @@ PINS := -c constraints-dev.txt
 # A resolver that does not answer costs a test seconds for each new connection; and thousands of
 # processes that may not keep what they compile would each spend half a second on it.
 TEST_ENV := RES_OPTIONS="timeout:1 attempts:1" PYTHONDONTWRITEBYTECODE=
+SIDE_BY_SIDE := -n 6 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help doctor test test-wide test-nccl test-gpu gpu-validation accuracy accuracy-long chaos docs site screenshots man zipapp lint format new-check clean
@@ -26,14 +29,14 @@ help: ## show this list
 doctor: $(VENV)/.doctor ## set up and examine this machine (one rank per GPU, or two gloo ranks)
 	@$(BIN)/nccl-doctor run $(ARGS)
 
-test: $(VENV)/.dev ## set up and run the tests
+test: $(VENV)/.dev ## set up and run the tests; with TIMES=50, each one so often
 	@scripts/lab_tools.sh
 	@scripts/browser_tools.sh
-ifeq ($(ARGS),)
+ifeq ($(ARGS)$(TIMES),)
 	@$(TEST_ENV) $(BIN)/python -m compileall -q -j 0 nccl_doctor checks tests/support
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" -n 6 --dist loadgroup --no-loadscope-reorder tests
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" $(SIDE_BY_SIDE) tests
 else
-	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest $(if $(TIMES),--count $(TIMES) $(SIDE_BY_SIDE)) $(ARGS)
 endif
 
 test-wide: $(VENV)/.dev ## what `make test` leaves out, and properties by many more examples

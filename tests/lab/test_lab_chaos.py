@@ -35,7 +35,7 @@ def _small(each: Plan) -> Plan:
     return replace(each, nproc=1) if each.hosts > 2 else each
 
 
-@pytest.mark.parametrize("numbers", _side_by_side(), ids=lambda n: "-".join(map(str, n)))
+@pytest.mark.parametrize("numbers", list(_side_by_side()), ids=lambda n: "-".join(map(str, n)))
 def test_a_run_that_is_struck(
     make_lab: Callable[..., Lab], tmp_path: Path, numbers: list[int]
 ) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from nccl_doctor.gather.control_store import ControlStore
-from nccl_doctor.gather.deaths import LOOK_S, Deaths, death_of, seal_of, tell
+from nccl_doctor.gather.deaths import Deaths, death_of, seal_of, tell
 from nccl_doctor.gather.envelope import OPEN, Seal
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.opening import MEETING, open_run, prefix_of
 from nccl_doctor.gather.run_state import Key
 from nccl_doctor.gather.sign_in import SignIn
 from nccl_doctor.model.launch import Launch
+from tests.support.waiting import comes
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -60,7 +59,6 @@ def test_the_death_of_one_is_none_of_who_came_after_it(store_port: int) -> None:
     assert deaths.of(3) == "SIGKILL"
     deaths.replaced(who)
     assert deaths.of(3) is None
-    time.sleep(LOOK_S)
     tell(("127.0.0.1", store_port), death)
-    assert deaths.look()
+    assert comes(deaths.look)
     assert deaths.of(3) == "SIGKILL"

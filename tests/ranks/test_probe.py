@@ -189,7 +189,7 @@ def test_one_that_lacked_a_processor_gets_that_time_in_addition(
 @pytest.mark.parametrize("spare_s", [0.0, 60.0])
 def test_one_that_begins_late_gets_the_time_that_it_asked_for(spare_s: float) -> None:
     def work(line: Any) -> dict[str, Any]:
-        time.sleep(0.7 * DEADLINE_S)
+        time.sleep(0.7 * DEADLINE_S)  # so that the next one has less than it asked for
         return {}
 
     until = time.monotonic() + DEADLINE_S
@@ -309,7 +309,7 @@ def test_what_a_child_started_does_not_outlive_it() -> None:
 
 def test_jobs_run_side_by_side_and_one_stuck_delays_no_other_verdict() -> None:
     def slow(line: Any) -> dict[str, Any]:
-        time.sleep(0.5)
+        time.sleep(DEADLINE_S / 2)  # four of them one after the other would be late
         return {"slow": True}
 
     def stuck(line: Any) -> dict[str, Any]:
@@ -347,7 +347,7 @@ def test_a_job_that_goes_on_after_a_stop_is_waited_for() -> None:
             wakes = subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {os.getpid()}"])
             stops(line)
             wakes.wait()
-            time.sleep(0.5)  # whoever looks sees it run
+            time.sleep(0.5)  # whoever looks sees it run; if nobody looks, it was never stopped
         return {"went": "on"}
 
     job = probe.ProbeJob("test", stops_twice, time.monotonic() + 60.0)
@@ -421,7 +421,7 @@ def test_what_another_job_left_behind_is_not_blamed_on_the_next() -> None:
         return {}
 
     def victim(line: Any) -> dict[str, Any]:
-        time.sleep(0.5)
+        time.sleep(0.5)  # the bomb goes off meanwhile, if it can
         return {"survived": True}
 
     first, second = shared(leaves_a_bomb, victim)
@@ -431,7 +431,7 @@ def test_what_another_job_left_behind_is_not_blamed_on_the_next() -> None:
 
 def test_nothing_waits_behind_a_shared_job_that_is_slow() -> None:
     def slow(line: Any) -> dict[str, Any]:
-        time.sleep(probe.PATIENCE_S + 0.7)
+        time.sleep(probe.PATIENCE_S + 0.7)  # longer than others are patient
         return {"pid": os.getpid()}
 
     def stuck(line: Any) -> dict[str, Any]:

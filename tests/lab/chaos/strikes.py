@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from tests.lab import faults
 from tests.lab.chaos import Plan
 from tests.lab.hosts import Host
 from tests.lab.lab import Lab
+from tests.support.waiting import comes
 
 _MIB = 1 << 20
 _SCRATCH = 128 * _MIB
@@ -145,15 +145,15 @@ class Scene:
 
     def close(self) -> None:
         """Remove the cgroup, once nothing is in it any more."""
-        end = time.monotonic() + 5
-        while self._cgroup is not None and time.monotonic() < end:
-            try:
-                self._cgroup.rmdir()
-                self._cgroup = None
-            except FileNotFoundError:
-                self._cgroup = None
-            except OSError:
-                time.sleep(0.05)
+        cgroup, self._cgroup = self._cgroup, None
+
+        def is_gone() -> bool:
+            with suppress(OSError):
+                cgroup.rmdir()
+            return not cgroup.exists()
+
+        if cgroup is not None:
+            comes(is_gone, 5)
 
 
 def _fill(file: Path) -> None:

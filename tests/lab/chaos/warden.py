@@ -75,8 +75,8 @@ class Warden:
     def __exit__(self, *_: object) -> None:
         """Wait until all have left, also those that a launcher which is gone has left behind."""
         end = time.monotonic() + self._limit_s + GRACE_S
-        while self._busy and time.monotonic() < end + self.seen.lag_s:
-            time.sleep(0.1)
+        while self._busy and time.monotonic() < end + self.seen.lag_s:  # which may grow meanwhile
+            time.sleep(0.1)  # between two looks
         self._over.set()
         self._thread.join(10)
 

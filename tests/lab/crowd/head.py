@@ -69,7 +69,7 @@ def recorded(check: Check, facts: Facts, answers: Answers) -> Check:
             raise Skip(outcome.reason if outcome else "not recorded")
         if outcome.status is OutcomeStatus.HUNG:
             ctx.breadcrumb(outcome.last_step)
-            time.sleep(ctx.left() + 60)
+            time.sleep(ctx.left() + 60)  # past its deadline
         if outcome.status is not OutcomeStatus.OK:
             raise Untested(outcome.reason, outcome.facts)
         return outcome.facts
