@@ -34,6 +34,11 @@ settings.load_profile(os.environ.get("EXAMPLES", "quick"))
 for _width in ("COLUMNS", "LINES"):  # those of a worker, which has no terminal
     os.environ.pop(_width, None)
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The signals of a terminal are for the process that was started there, which ends its workers:
+    # under nohup, what they start would else die with the terminal.
+    os.setsid()
+
 for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     # `nohup make test &` starts this process with all three ignored, and what is ignored stays so
     # in every program that a test starts. What is handled does not; nor does SIGPIPE of Popen.
