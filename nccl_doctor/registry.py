@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.findings import Finding, Kind, Layer, Level, Scope, Severity, Turn
 from nccl_doctor.model.kinds import CHECK_UNUSABLE, ENGINE_KINDS, HISTORY_KINDS, REMOTE_KINDS
-from nccl_doctor.toolkit import foreign
+from nccl_doctor.toolkit import folders, foreign
 from nccl_doctor.toolkit.masking import masked
 from nccl_doctor.toolkit.suggest import suggest
 
@@ -102,6 +104,19 @@ def page(check: Check) -> str:
     return inspect.getdoc(module) or inspect.getdoc(type(check)) or ""
 
 
+def _not_ours(folder: str) -> str:
+    """Why plug-ins of a folder are left out that Python searches because one stands there."""
+    try:
+        if not os.path.samefile(folder, "."):
+            return ""
+        folders.check_way(Path(folder).resolve())
+        there = os.stat(folder)
+        words = f"{folder}, the working directory, belongs to another user (uid {there.st_uid})"
+        return "" if folders.is_ours(there) else words
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+
+
 class _Shelf:
     """Checks in the order in which they were found; the first to use a name or code keeps it."""
 
@@ -131,6 +146,9 @@ class _Shelf:
         """Add the check of another distribution, if a child comes back from importing it."""
         target, origin = f"{point.name} = {point.value}", _distribution(point)
         where = "" if point.dist is None else str(point.dist.locate_file(""))
+        if where and (reason := _not_ours(where)):
+            self._leave_out(target, origin, reason)
+            return
         problem = foreign.problem_of_import(
             f"{where}: {origin}: {target}", lambda: _check_of(point.load(), own=False), _in_words
         )

@@ -1,15 +1,17 @@
 """The configuration file: options of `run` and expected values.
 
 `nccl-doctor.toml`, or the table `[tool.nccl-doctor]` of `pyproject.toml`, in the working directory;
-the first wins. What is not known is an error: a value nobody reads is a promise nobody keeps.
+the first wins. What is not known is an error: a value nobody reads is a promise nobody keeps. What
+another user may have written there is left out, and said.
 """
 
 from __future__ import annotations
 
+import errno
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nccl_doctor.toolkit import files
 from nccl_doctor.toolkit.errands import send
@@ -84,31 +86,49 @@ class ConfigError(ValueError):
     """The configuration file cannot be used; the text names file, key and value."""
 
 
-def load(path: str | None, cwd: str | Path) -> dict[str, Any]:
-    """Read the configuration.
+class NotOurs(Exception):
+    """Another user may have chosen what a file says."""
+
+
+class Config(NamedTuple):
+    """What is configured: option name (with underscores) → value, and under `expected` its table;
+    the file that says so, if there is one; and a line for each file that was left out.
+    """
+
+    values: Mapping[str, Any]
+    file: str = ""
+    left_out: tuple[str, ...] = ()
+
+
+def load(path: str | None, cwd: str | Path) -> Config:
+    """Read the configuration. One that is found in the working directory is left out where another
+    user may have written it.
 
     Args:
         path: the file given with --config, or None to look in `cwd`.
         cwd: the working directory.
 
-    Returns: option name (with underscores) → value, and under `expected` its
-    table. Empty where there is no file.
-
     Raises:
         ConfigError: the file given is missing, or a file is not TOML, or holds an unknown key or a
             value of the wrong type.
     """
-    for file in [Path(path)] if path is not None else _there(Path(cwd)):
-        text = _read(file)
-        if path is None and file.name == "pyproject.toml" and _TABLE not in text:
-            continue  # not ours to complain about
-        table = _table(file, text)
-        if table is None and path is None:
-            continue
+    if path is not None:
+        table = _table(Path(path), _read(Path(path)))
         if table is None:
             raise ConfigError(f"{path} has no table [tool.{_TABLE}]")
-        return _checked(file, table)
-    return {}
+        return Config(_checked(Path(path), table), path)
+    left_out = []
+    for file in _there(Path(cwd)):
+        if file.name == "pyproject.toml" and _TABLE not in _read(file):
+            continue  # not ours to complain about
+        try:
+            table = _table(file, _read(file, files.read_found))
+        except NotOurs as error:
+            left_out.append(f"{error}; --config {file.name} uses it all the same")
+            continue
+        if table is not None:
+            return Config(_checked(file, table), str(file), tuple(left_out))
+    return Config({}, left_out=tuple(left_out))
 
 
 def _there(cwd: Path) -> list[Path]:
@@ -121,10 +141,12 @@ def _there(cwd: Path) -> list[Path]:
     return [cwd / name for name in found.decode().split("/") if name]
 
 
-def _read(file: Path) -> str:
+def _read(file: Path, how: Callable[[Path, int], bytes] = files.read) -> str:
     try:
-        return files.read(file, files.CONFIG_MAX).decode()
+        return how(file, files.CONFIG_MAX).decode()
     except OSError as error:
+        if how is files.read_found and error.errno == errno.EPERM:
+            raise NotOurs(f"{file} is left out: {error.strerror}") from error
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is not UTF-8 text (byte {error.start})") from error

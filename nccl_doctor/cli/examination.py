@@ -19,7 +19,13 @@ from nccl_doctor.cli.needs import meet_at, needs_of, needs_options
 from nccl_doctor.cli.params import Mesh, Names, Number, Seconds
 from nccl_doctor.cli.redaction import folder_redaction_of, redact_options
 from nccl_doctor.cli.saving import give, output_options, profile_option
-from nccl_doctor.cli.settings import options_of, read_config, relayed_more_time, relayed_options
+from nccl_doctor.cli.settings import (
+    options_of,
+    read_config,
+    relayed_more_time,
+    relayed_options,
+    tell_of_config,
+)
 from nccl_doctor.cli.torchrun import stand_alone
 from nccl_doctor.model.job import GROUPS
 from nccl_doctor.toolkit import guardian
@@ -63,7 +69,7 @@ def _run_options(function: F) -> F:
                 callback=read_config,
                 help="File with defaults for options, and expected values. [default: "
                 "nccl-doctor.toml, or [tool.nccl-doctor] in pyproject.toml, in the working "
-                "directory]",
+                "directory, unless another user may have written it]",
             ),
             click.option(
                 "--quiet", "-q", is_flag=True, help="Show only the verdict and what to fix."
@@ -260,6 +266,8 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     flags, launch, fleet, deepspeed, line = topology_of(ctx, given, command)
     options = relayed
     past = None
+    if options is None and launch.local_rank in (0, None):
+        tell_of_config(ctx, given)
     if options is None:
         first = launch.rank in (0, None)
         options = options_of(ctx, given, first=first)
@@ -379,6 +387,7 @@ def env(ctx: click.Context, /, **given: Any) -> None:
     Does not wait for other hosts or ranks; checks that need them are left out. Takes some seconds,
     most of them to import torch.
     """
+    tell_of_config(ctx, given)
     options = options_of(ctx, given, first=True)
     from nccl_doctor.gather.this_host import examine_here
     from nccl_doctor.report.output import leave_unable

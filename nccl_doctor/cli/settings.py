@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from nccl_doctor.toolkit.more_time import MoreTime
 
 _CONFIG = "nccl-doctor.config"
-"""Key in the click context for the tables of the configuration file."""
+"""Key in the click context for the configuration file and its tables."""
+LEFT_OUT = "nccl-doctor.left-out"
+"""Key in the click context for lines about files that are left out: another user may have written
+them.
+"""
 
 
 def read_config(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -41,9 +45,20 @@ def read_config(ctx: click.Context, param: click.Parameter, value: str | None) -
     except OSError as error:
         raise click.UsageError(f"cannot read the working directory: {error}", ctx) from error
     known = {item.name for item in ctx.command.params}
-    ctx.default_map = {key: item for key, item in config.items() if key in known}
-    ctx.meta[_CONFIG] = {"expected": config.get("expected", {})}
+    ctx.default_map = {key: item for key, item in config.values.items() if key in known}
+    ctx.meta[_CONFIG] = {"expected": config.values.get("expected", {}), "config": config.file}
+    ctx.meta[LEFT_OUT] = list(config.left_out)
     return value
+
+
+def tell_of_config(ctx: click.Context, given: Mapping[str, Any]) -> None:
+    """Say on stderr which files were left out, and with --verbose which configuration is used."""
+    from nccl_doctor.toolkit.terminal import complain
+
+    for line in ctx.meta[LEFT_OUT]:
+        complain(line)
+    if given["verbose"]:
+        complain(f"configuration: {ctx.meta[_CONFIG]['config'] or 'none'}")
 
 
 def options_of(ctx: click.Context, given: Mapping[str, Any], *, first: bool) -> Options:

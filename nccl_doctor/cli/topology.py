@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from nccl_doctor.cli.settings import LEFT_OUT
 from nccl_doctor.launch.command_line.job_line import JobLine, JobLineError
 from nccl_doctor.launch.detect import detect
 from nccl_doctor.launch.host_launch import host_flags
@@ -231,7 +232,8 @@ def _fleet_of(
     try:
         entries = chosen or hostfile.read(path)
         nproc = hostfile.ranks_per_host(entries, None if chosen else flags.nproc_per_node, path)
-        variables = exports.exported(os.environ, Path.home(), Path.cwd())
+        left_out = ctx.meta.get(LEFT_OUT, [])
+        variables = exports.exported(os.environ, Path.home(), Path.cwd(), left_out)
     except (hostfile.HostfileError, exports.ExportsError) as error:
         raise click.UsageError(str(error), ctx) from error
     if flags.nnodes not in (None, len(entries)):

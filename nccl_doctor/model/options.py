@@ -18,16 +18,17 @@ from nccl_doctor.model.launch import Launch
 class Options:
     """Options of `run` that matter after parsing; times in seconds.
 
-    `select` and `ignore` hold check names and finding codes. `expected` comes from the
-    configuration file. With `hands_over` the job follows in the same processes: MASTER_PORT
-    must be free when they leave. `outputs` maps formats to the paths that the report is written to,
-    `-` for stdout; with `github`, GitHub Actions gets the findings too. `exit_profile` is one of
-    `profiles.PROFILES`. With `timeout_grows` nobody gave `timeout_s`, so rank 0 may put the end of
-    the run off, by `MOST_MORE_S` at most. `absent_nodes` are node ranks that are known not to come:
-    the sign-in does not wait for them. `baseline` is where earlier reports are. With `redact`, the
-    report gets pseudonyms as it is written, made with the key in the file `redact_key`, if there is
-    one. `expand` is of `report show` alone: hosts and ranks in full. In a job of at least
-    `voices_from` ranks, those of a host speak with one voice (`gather.voice`).
+    `select` and `ignore` hold check names and finding codes. `config` is the path of the
+    configuration file: `expected` comes from it. With `hands_over` the job follows in the same
+    processes: MASTER_PORT must be free when they leave. `outputs` maps formats to the paths that
+    the report is written to, `-` for stdout; with `github`, GitHub Actions gets the findings too.
+    `exit_profile` is one of `profiles.PROFILES`. With `timeout_grows` nobody gave `timeout_s`, so
+    rank 0 may put the end of the run off, by `MOST_MORE_S` at most. `absent_nodes` are node ranks
+    that are known not to come: the sign-in does not wait for them. `baseline` is where earlier
+    reports are. With `redact`, the report gets pseudonyms as it is written, made with the key in
+    the file `redact_key`, if there is one. `expand` is of `report show` alone: hosts and ranks in
+    full. In a job of at least `voices_from` ranks, those of a host speak with one voice
+    (`gather.voice`).
     """
 
     backend: str = "auto"
@@ -49,6 +50,7 @@ class Options:
     quiet: bool = False
     hands_over: bool = False
     expected: Mapping[str, Any] = field(default_factory=dict)
+    config: str = ""
     absent_nodes: tuple[int, ...] = ()
     exit_profile: str = "native"
     expand: bool = False

@@ -20,7 +20,7 @@ _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _DESCRIPTORS = ("/dev/fd/", "/dev/std", "/proc/self/fd/")
 _STREAM = b"stream"
 _MODE = 0o644
-"""Mode of a report, less what the umask takes."""
+"""Mode of a report, less what the umask takes; one that takes the place of a file has its mode."""
 _PIECE = 1 << 20
 """Bytes that are read or written at a time; a sign of life follows each piece."""
 
@@ -57,6 +57,31 @@ def read_own(path: Path, most: int) -> bytes:
     def get() -> bytes:
         with folders.opened(path.parent) as folder:
             return folders.read_own(folder, path.name, most)[0]
+
+    return send(path.parent, get)
+
+
+def read_found(path: Path, most: int) -> bytes:
+    """All of a file that is read because of where it is, and not because somebody named it.
+
+    It must belong to this user or root, nobody else may write to it, and not everybody to a folder
+    on the way. A link is followed where it belongs to this user or root.
+
+    Raises:
+        PermissionError: another user may have chosen what it says; errno is EPERM.
+        OSError: as for `read`.
+    """
+
+    def get() -> bytes:
+        place, folder = Path(os.path.realpath(path)), path.parent.resolve()
+        folders.check_way(folder)
+        if place != folder / path.name:
+            with folders.opened(folder) as link:
+                if not folders.is_trusted_link(link, path.name):
+                    raise PermissionError(errno.EPERM, f"{path.name} is a link of another user")
+            folders.check_way(place.parent)
+        with folders.opened(place.parent) as there:
+            return folders.read_own(there, place.name, most)[0]
 
     return send(path.parent, get)
 
@@ -148,7 +173,7 @@ def _put(target: Path, data: bytes) -> bytes:
 
 def _replace(folder: int, name: str, data: bytes) -> None:
     try:
-        folders.put(folder, name, data, _MODE)
+        folders.put(folder, name, data, _MODE, keeps=True)
     except OSError as error:
         elsewhere = _NOT_ALLOWED if isinstance(error, folders.NotMade) else (errno.EBUSY,)
         if error.errno not in elsewhere or not _wrote_in_place(folder, name, data):

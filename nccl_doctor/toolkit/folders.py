@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import grp
 import os
+import pwd
 import re
 import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from nccl_doctor.toolkit import forks
 from nccl_doctor.toolkit.errands import alive
@@ -29,6 +32,7 @@ _PIECE = 1 << 20
 _OWN = re.compile(r"/proc/self/fd/([0-9]+)")
 _FOR_OTHERS = 0o077
 _OTHERS_WRITE = 0o022
+_ACL = "system.posix_acl_access"
 _THERE = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """Flags to open what is there, and may be a pipe or a terminal."""
 
@@ -79,8 +83,9 @@ class NotMade(OSError):
     """Error: no new file can be made in a folder, so what is there was not touched."""
 
 
-def put(folder: int, name: str, data: bytes, mode: int) -> None:
+def put(folder: int, name: str, data: bytes, mode: int, *, keeps: bool = False) -> None:
     """Write a file, in the place of whatever has its name; of the mode, the umask takes its part.
+    If it `keeps`, it has the mode of the file that had its name.
 
     A reader sees the old file or the whole new one. Where the file system can, the new one has no
     name before it is whole, and gets it while this process outlives its parent: where both are
@@ -90,19 +95,41 @@ def put(folder: int, name: str, data: bytes, mode: int) -> None:
         NotMade: the folder is not writable.
         OSError: the disk is full, or what has the name cannot be replaced.
     """
-    made = _new_name(name)
-    if _put_nameless(folder, made, name, data, mode):
+    made, modes = _new_name(name), _modes(folder, name, mode, keeps=keeps)
+    if _put_nameless(folder, made, name, data, modes):
         return
     try:
-        _write_named(folder, made, data, mode)
+        _write_named(folder, made, data, modes)
     except OSError as error:
         raise NotMade(error.errno, error.strerror) from error
     _move(folder, made, name)
 
 
-def _put_nameless(folder: int, made: str, name: str, data: bytes, mode: int) -> bool:
+class _Modes(NamedTuple):
+    """Mode that a file is made with, less the umask; and the one that it gets then, if any."""
+
+    first: int
+    then: int | None = None
+
+    def give(self, handle: int) -> None:
+        if self.then is not None:
+            with contextlib.suppress(OSError):  # a file system may have one mode for all files
+                os.fchmod(handle, self.then)
+
+
+def _modes(folder: int, name: str, mode: int, *, keeps: bool) -> _Modes:
+    """If it `keeps`, the mode of the file that has the name, and at no time more than that."""
+    with contextlib.suppress(OSError):
+        there = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if keeps and stat.S_ISREG(there.st_mode):
+            kept = there.st_mode & 0o777
+            return _Modes(mode & kept, kept)
+    return _Modes(mode)
+
+
+def _put_nameless(folder: int, made: str, name: str, data: bytes, modes: _Modes) -> bool:
     """False where the file system or /proc cannot do that."""
-    handle = _written_nameless(folder, data, mode)
+    handle = _written_nameless(folder, data, modes)
     if handle is None:
         return False
     with os.fdopen(handle, "rb"), forks.outliving_parent():
@@ -121,24 +148,26 @@ def _linked(handle: int, folder: int, name: str) -> bool:
     return True
 
 
-def _written_nameless(folder: int, data: bytes, mode: int) -> int | None:
+def _written_nameless(folder: int, data: bytes, modes: _Modes) -> int | None:
     """Descriptor of a new file without a name; None where there can be none."""
     try:
-        handle = _nameless(folder, mode)
+        handle = _nameless(folder, modes.first)
     except OSError:  # the other way says what is wrong
         return None
     if handle is not None:
         try:
             write(os.dup(handle), data)
+            modes.give(handle)
         except BaseException:
             os.close(handle)
             raise
     return handle
 
 
-def _write_named(folder: int, made: str, data: bytes, mode: int) -> None:
+def _write_named(folder: int, made: str, data: bytes, modes: _Modes) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(made, flags, mode, dir_fd=folder)
+    handle = os.open(made, flags, modes.first, dir_fd=folder)
+    modes.give(handle)
     try:
         write(handle, data)
     except BaseException:
@@ -179,7 +208,7 @@ def keep_first(folder: int, name: str, data: bytes) -> None:
     Raises:
         OSError: the folder is not writable, or the disk is full.
     """
-    handle = _written_nameless(folder, data, 0o600)
+    handle = _written_nameless(folder, data, _Modes(0o600))
     if handle is not None:
         with os.fdopen(handle, "rb"):
             try:
@@ -188,13 +217,36 @@ def keep_first(folder: int, name: str, data: bytes) -> None:
             except FileExistsError:
                 return
     made = _new_name(name)
-    _write_named(folder, made, data, 0o600)
+    _write_named(folder, made, data, _Modes(0o600))
     try:
         os.link(made, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
     except FileExistsError:
         pass
     finally:
         os.unlink(made, dir_fd=folder)
+
+
+def check_way(folder: Path) -> None:
+    """Check that not everybody may put a folder of their own in the place of this one.
+
+    In a folder such as /tmp, whose sticky bit is set, that is so for what belongs to this user or
+    root.
+
+    Raises:
+        PermissionError: everybody may write to it, or to a folder on the way to it.
+    """
+    below = None
+    for place in (folder, *folder.parents):
+        there = os.stat(place)
+        kept = below is not None and there.st_mode & stat.S_ISVTX and is_ours(below)
+        if there.st_mode & stat.S_IWOTH and not kept:
+            raise _refused(f"everybody may write to {place}")
+        below = there
+
+
+def is_ours(there: os.stat_result) -> bool:
+    """Whether it belongs to this user or root."""
+    return there.st_uid in (0, os.geteuid())
 
 
 def read_own(folder: int, name: str, most: int) -> tuple[bytes, float]:
@@ -215,11 +267,12 @@ def read_own(folder: int, name: str, most: int) -> tuple[bytes, float]:
         there = os.fstat(handle)
         if not stat.S_ISREG(there.st_mode):
             raise _refused(f"{name} is not a file")
-        if there.st_uid not in (0, os.geteuid()) or there.st_mode & _OTHERS_WRITE:
+        writable = _written_by_others(handle, there)
+        if not is_ours(there) or writable:
             like_ours = _like_ours(folder)
-            if there.st_uid not in (0, os.geteuid(), like_ours.st_uid):
+            if not is_ours(there) and there.st_uid != like_ours.st_uid:
                 raise _refused(f"{name} belongs to another user (uid {there.st_uid})")
-            if there.st_mode & ~like_ours.st_mode & _OTHERS_WRITE:
+            if writable & ~like_ours.st_mode:
                 mode = stat.S_IMODE(there.st_mode)
                 raise _refused(f"others can write to {name} (mode {mode:o})")
         data = bytearray()
@@ -229,6 +282,20 @@ def read_own(folder: int, name: str, most: int) -> tuple[bytes, float]:
     if len(data) > most:
         raise OSError(errno.EFBIG, f"{name} is longer than {most} bytes")
     return bytes(data), there.st_mtime
+
+
+def _written_by_others(handle: int, there: os.stat_result) -> int:
+    """Bits of a mode that let others write: not those of a group that has this user alone, as
+    distributions give each user one, with a umask of 002.
+    """
+    writable = there.st_mode & _OTHERS_WRITE
+    if writable & stat.S_IWGRP:
+        with contextlib.suppress(KeyError, OSError):
+            group, user = grp.getgrgid(there.st_gid), pwd.getpwuid(os.geteuid())
+            alone = group.gr_name == user.pw_name and {*group.gr_mem} <= {user.pw_name}
+            if alone and _ACL not in os.listxattr(handle):  # its mask would stand in these bits
+                writable &= ~stat.S_IWGRP
+    return writable
 
 
 def open_in_place(folder: int, name: str, flags: int, mode: int = 0) -> int | None:
@@ -243,7 +310,7 @@ def open_in_place(folder: int, name: str, flags: int, mode: int = 0) -> int | No
     try:
         handle = os.open(name, flags | os.O_NOFOLLOW | _THERE, mode, dir_fd=folder)
     except OSError as error:
-        if error.errno != errno.ELOOP or not _is_trusted_link(folder, name):
+        if error.errno != errno.ELOOP or not is_trusted_link(folder, name):
             raise
         handle = os.open(name, flags | _THERE, mode, dir_fd=folder)
     there = os.fstat(handle)
@@ -264,7 +331,7 @@ def stream_of(folder: int, name: str) -> int | str | None:
     try:
         link = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISLNK(link.st_mode):
-            if not _is_trusted_link(folder, name):
+            if not is_trusted_link(folder, name):
                 return None
             if own := _OWN.fullmatch(os.readlink(name, dir_fd=folder)):
                 return int(own[1])
@@ -273,7 +340,7 @@ def stream_of(folder: int, name: str) -> int | str | None:
         return None
     if stat.S_ISREG(link.st_mode) or stat.S_ISDIR(link.st_mode):
         return None
-    return name if link.st_uid in (0, os.geteuid()) or _is_safe(folder) else None
+    return name if is_ours(link) or _is_safe(folder) else None
 
 
 def fresh(folder: int) -> os.stat_result:
@@ -285,7 +352,7 @@ def fresh(folder: int) -> os.stat_result:
     handle = _nameless(folder, 0o600)
     if handle is None:
         made = _new_name("new")
-        _write_named(folder, made, b"", 0o600)
+        _write_named(folder, made, b"", _Modes(0o600))
         try:
             return os.stat(made, dir_fd=folder, follow_symlinks=False)
         finally:
@@ -317,13 +384,13 @@ def _like_ours(folder: int) -> os.stat_result:
 def _is_safe(folder: int) -> bool:
     """True if only this user and root can put anything into it."""
     there = os.fstat(folder)
-    return there.st_uid in (0, os.geteuid()) and not there.st_mode & _OTHERS_WRITE
+    return is_ours(there) and not there.st_mode & _OTHERS_WRITE
 
 
-def _is_trusted_link(folder: int, name: str) -> bool:
+def is_trusted_link(folder: int, name: str) -> bool:
     """True if this user or root made the link, or no other user could have."""
     link = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    return link.st_uid in (0, os.geteuid()) or _is_safe(folder)
+    return is_ours(link) or _is_safe(folder)
 
 
 def _refused(words: str) -> OSError:

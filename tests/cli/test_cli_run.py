@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,30 @@ def test_json_on_stdout_is_nothing_but_json(tmp_path: Path):
     done = program("run", *arguments, cwd=tmp_path, timeout_s=150)
     assert done.returncode == 0, done
     validate(json.loads(done.stdout))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user")
+def test_a_configuration_of_another_user_is_not_obeyed(tmp_path: Path):
+    """Nor does it hide a fault, or have a file written."""
+    mine = tmp_path / "mine"
+    mine.write_text("kept")
+    config = tmp_path / "nccl-doctor.toml"
+    config.write_text(f"json = '{mine}'\nignore = 'ranks'\nhostfile = 'hosts'\n")
+    os.chown(config, 65533, 65533)
+    one = ("run", "--nproc-per-node", "1", "--backend", "gloo", "--select", "ranks", "-v")
+    done = program(*one, "--json", "report.json", cwd=tmp_path)
+    assert done.returncode == 0, done
+    left_out, used = done.stderr.splitlines()[:2]
+    assert left_out.startswith(f"nccl-doctor: {config} is left out: nccl-doctor.toml belongs to ")
+    assert used == "nccl-doctor: configuration: none"
+    assert mine.read_text() == "kept"
+    assert json.loads((tmp_path / "report.json").read_text())["run"]["options"]["config"] == ""
+    config.write_text("strict = true")
+    os.chown(config, 0, 0)
+    done = program(*one, "--json", "report.json", cwd=tmp_path)
+    assert f"nccl-doctor: configuration: {config}" in done.stderr.splitlines()
+    options = json.loads((tmp_path / "report.json").read_text())["run"]["options"]
+    assert (options["config"], options["strict"]) == (str(config), True)
 
 
 def test_env_meets_nobody(tmp_path: Path):

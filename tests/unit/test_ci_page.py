@@ -217,7 +217,7 @@ def test_the_pipeline():
 def test_the_configuration_is_one(tmp_path: Path):
     (text,) = BLOCKS["toml"]
     (tmp_path / "nccl-doctor.toml").write_text(text)
-    found = load(None, tmp_path)
+    found = load(None, tmp_path).values
     assert (found["backend"], found["nproc_per_node"]) == ("nccl", 8)
     assert found["expected"] == {"gpus_per_host": 8}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -17,7 +18,7 @@ def write(folder: Path, text: str, name: str = "nccl-doctor.toml") -> Path:
 
 
 def test_no_file_is_no_configuration(tmp_path):
-    assert load(None, tmp_path) == {}
+    assert load(None, tmp_path).values == {}
 
 
 def test_every_option_and_section(tmp_path):
@@ -68,7 +69,7 @@ def test_every_option_and_section(tmp_path):
         gpus-per-host = 8
         """,
     )
-    found = load(None, tmp_path)
+    found = load(None, tmp_path).values
     assert set(found) == {name.replace("-", "_") for name in OPTIONS} | {"expected"}
     assert found["join_timeout"] == 10.5
     assert found["select"] == ["ranks", "port"]
@@ -77,20 +78,20 @@ def test_every_option_and_section(tmp_path):
 
 def test_pyproject(tmp_path):
     write(tmp_path, "[project]\nname = 'x'\n[tool.nccl-doctor]\nstrict = true\n", "pyproject.toml")
-    assert load(None, tmp_path) == {"strict": True}
+    assert load(None, tmp_path).values == {"strict": True}
     write(tmp_path, "quiet = true")
-    assert load(None, tmp_path) == {"quiet": True}, "the file of our own wins"
+    assert load(None, tmp_path).values == {"quiet": True}, "the file of our own wins"
 
 
 @pytest.mark.parametrize("text", ["[project]\nname = 'x'", "not toml at all ["])
 def test_a_pyproject_that_is_not_about_us_is_left_alone(tmp_path, text):
     write(tmp_path, text, "pyproject.toml")
-    assert load(None, tmp_path) == {}
+    assert load(None, tmp_path).values == {}
 
 
 def test_a_named_file(tmp_path):
     file = write(tmp_path, "strict = true", "site.toml")
-    assert load(str(file), "/") == {"strict": True}
+    assert load(str(file), "/") == ({"strict": True}, str(file), ())
 
 
 @pytest.mark.parametrize(
@@ -135,3 +136,23 @@ def test_a_missing_or_unreadable_file(tmp_path):
     write(tmp_path, "tool.nccl-doctor = 3", "pyproject.toml")
     with pytest.raises(ConfigError, match=r"tool.nccl-doctor is not a table"):
         load(None, tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user")
+def test_what_another_user_wrote_is_left_out_and_said(tmp_path):
+    write(tmp_path, "strict = true", "pyproject.toml")  # not about us: nobody asks whose it is
+    theirs = write(tmp_path, "json = 'x'")
+    for path in tmp_path.iterdir():
+        os.chown(path, 65533, 65533)
+    found = load(None, tmp_path)
+    assert (found.values, found.file) == ({}, "")
+    (line,) = found.left_out
+    assert line == (
+        f"{theirs} is left out: nccl-doctor.toml belongs to another user (uid 65533); "
+        "--config nccl-doctor.toml uses it all the same"
+    )
+    assert load(str(theirs), "/").values == {"json": "x"}, "somebody named it"
+    write(tmp_path, "[tool.nccl-doctor]\nstrict = true\n", "pyproject.toml")
+    os.chown(tmp_path / "pyproject.toml", 0, 0)
+    found = load(None, tmp_path)
+    assert (found.values, len(found.left_out)) == ({"strict": True}, 1)

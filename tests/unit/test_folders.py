@@ -5,15 +5,17 @@ from __future__ import annotations
 import ast
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import re
 import select
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,10 +24,18 @@ import nccl_doctor
 from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.report.redaction.cover import Cover, FolderRedaction, shared_key
 from nccl_doctor.toolkit import folders
-from nccl_doctor.toolkit.files import append, read_own, write_private, write_whole
+from nccl_doctor.toolkit.files import append, read_found, read_own, write_private, write_whole
 from tests.unit.test_partial_reports import view
 
 STRANGER = 65533
+NO_ID = 0xFFFFFFFF
+ACL = struct.pack("<I", 2) + b"".join(
+    struct.pack("<HHI", tag, bits, who)
+    for tag, bits, who in (  # <linux/posix_acl_xattr.h>: owner, a user, group, mask, all others
+        *((0x01, 6, NO_ID), (0x02, 6, STRANGER), (0x04, 4, NO_ID)),
+        *((0x10, 6, NO_ID), (0x20, 4, NO_ID)),
+    )
+)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user")
 
 
@@ -109,6 +119,110 @@ def test_no_mode_is_changed_by_a_path(tmp_path: Path) -> None:
             stranger.kill()
     assert mode(secret) == 0o600
     assert secret.read_text() == "secret"
+
+
+@pytest.mark.parametrize("nameless", [True, False])
+@pytest.mark.parametrize("kept", [0o600, 0o640, 0o666])
+def test_a_file_that_is_written_again_keeps_its_mode(
+    tmp_path: Path, umask: None, kept: int, nameless: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not nameless:  # a file system that knows no such file
+        monkeypatch.setattr(os, "O_TMPFILE", 0)
+    target = tmp_path / "report"
+    target.write_text("old")
+    target.chmod(kept)
+    write_whole(target, "new")
+    assert (target.read_text(), mode(target)) == ("new", kept)
+
+
+# --- what is read because of where it is ---
+
+
+def test_what_is_found_is_read_and_so_is_a_link_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "file").write_text("mine")
+    (tmp_path / "link").symlink_to("real/file")
+    for path in (tmp_path / "real" / "file", tmp_path / "link"):
+        assert read_found(path, 10) == b"mine"
+    with pytest.raises(FileNotFoundError):
+        read_found(tmp_path / "none", 10)
+
+
+def _of_another_user(folder: Path) -> None:
+    give_away(folder / "file")
+
+
+def _for_everybody(folder: Path) -> None:
+    (folder / "file").chmod(0o666)
+
+
+def _for_a_group(folder: Path) -> None:
+    os.chown(folder / "file", -1, STRANGER)
+    (folder / "file").chmod(0o664)
+
+
+def _in_a_folder_for_everybody(folder: Path) -> None:
+    folder.chmod(0o1777)
+
+
+def _below_a_folder_for_everybody(folder: Path) -> None:
+    folder.parent.chmod(0o777)
+
+
+def _in_a_folder_of_theirs_below_one_for_everybody(folder: Path) -> None:
+    folder.parent.chmod(0o1777)
+    give_away(folder)
+
+
+def _by_a_link_of_theirs(folder: Path) -> None:
+    (folder / "file").rename(folder / "mine")
+    (folder / "file").symlink_to("mine")
+    give_away(folder / "file")
+    give_away(folder)
+
+
+def _a_pipe(folder: Path) -> None:
+    (folder / "file").unlink()
+    os.mkfifo(folder / "file")
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_of_another_user, f"file belongs to another user (uid {STRANGER})"),
+        (_for_everybody, "others can write to file (mode 666)"),
+        (_for_a_group, "others can write to file (mode 664)"),
+        (_in_a_folder_for_everybody, "everybody may write to "),
+        (_below_a_folder_for_everybody, "everybody may write to "),
+        (_in_a_folder_of_theirs_below_one_for_everybody, "everybody may write to "),
+        (_by_a_link_of_theirs, "file is a link of another user"),
+        (_a_pipe, "file is not a file"),
+    ],
+)
+def test_what_another_user_may_have_chosen_is_not_obeyed(
+    tmp_path: Path, change: Callable[[Path], None], words: str
+) -> None:
+    folder = tmp_path / "outer" / "inner"
+    folder.mkdir(parents=True)
+    (folder / "file").write_text("theirs?")
+    assert read_found(folder / "file", 10) == b"theirs?"
+    change(folder)
+    with pytest.raises(PermissionError, match=re.escape(words)) as refused:
+        read_found(folder / "file", 10)
+    assert refused.value.errno == errno.EPERM
+
+
+@as_root
+def test_the_group_that_a_user_has_alone_is_no_other(tmp_path: Path) -> None:
+    """Distributions give each user one, and a umask of 002."""
+    file = tmp_path / "file"
+    file.write_text("mine")
+    file.chmod(0o664)
+    assert read_found(file, 10) == b"mine"
+    os.setxattr(file, "system.posix_acl_access", ACL)  # others, by name, have the bits of the group
+    with pytest.raises(PermissionError, match="others can write to file"):
+        read_found(file, 10)
 
 
 # --- what stands at the path already ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -102,6 +103,21 @@ def test_a_plug_in_has_its_turn_in_its_layer(install, turn):
     where = {Turn.FIRST: 1, Turn.ANY: 2, Turn.LAST: 6}[turn]
     expected = [*first, "group_speed", "network_speed", *last]
     assert names == [*expected[:where], "moon", *expected[where:]]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder of another user")
+def test_plug_ins_that_another_user_put_where_one_stands_are_left_out(install, monkeypatch):
+    """`python -m` searches the working directory: that is Python's rule, and not ours."""
+    install(good(), "moon_here")
+    site = Path(sys.path[0])
+    monkeypatch.chdir(site)
+    assert foreign(registry.load()) == []
+    os.chown(site, 65533, 65533)
+    (problem,) = foreign(registry.load())
+    words = f"{site}, the working directory, belongs to another user (uid 65533)"
+    assert problem.message == f"acme 1.2 (moon_here = moon_here): {words}"
+    monkeypatch.chdir("/")
+    assert foreign(registry.load()) == [], "a folder of the user's own PYTHONPATH"
 
 
 def test_every_kind_is_known_by_its_code():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,14 @@ def test_without_slots_the_number_must_be_given():
     with pytest.raises(HostfileError, match='line 1: "nd0" has no slots; write "nd0 slots=N"'):
         ranks_per_host(bare, None, "hosts")
     assert ranks_per_host(bare, "8", "hosts") == ("8", "8")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user")
+def test_one_that_nobody_named_and_another_user_wrote(tmp_path):
+    """As /job/hostfile, which deepspeed reads where it is: ssh goes to the hosts that it names."""
+    theirs = tmp_path / "hostfile"
+    theirs.write_text("nd0 slots=2")
+    os.chown(theirs, 65533, 65533)
+    with pytest.raises(HostfileError, match=r"belongs to another user .*name it with --hostfile"):
+        read(str(theirs), found=True)
+    assert read(str(theirs)) == (Entry("nd0", 2, 1),)

@@ -74,7 +74,8 @@ def read(words: Sequence[str], environ: Mapping[str, str], cwd: Path) -> JobLine
 def _config(named: Said | None, cpu: bool, environ: Mapping[str, str], cwd: Path) -> Config | None:
     if named is None:
         path = accelerate_config.default_path(environ)
-        return accelerate_config.load(path) if not cpu and is_file(path) else None
+        there = not cpu and is_file(path)
+        return accelerate_config.load(path, found=True) if there else None
     path = cwd / named.text
     if not is_file(path):
         raise JobLineError(f"{named.source} {named.text}: no such file")

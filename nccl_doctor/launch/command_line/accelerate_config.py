@@ -43,14 +43,14 @@ def default_path(environ: Mapping[str, str]) -> Path:
     return folder / "accelerate" / "default_config.yaml"
 
 
-def load(path: Path) -> Config:
-    """Read a file that exists.
+def load(path: Path, *, found: bool = False) -> Config:
+    """Read a file that exists. `found`: nobody named it; then no other user may have written it.
 
     Raises:
         JobLineError: it cannot be read, or is a JSON file that is none.
     """
     try:
-        data = files.read(path, _MAX_BYTES)
+        data = files.read_found(path, _MAX_BYTES) if found else files.read(path, _MAX_BYTES)
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise JobLineError(f"{path}: cannot be read: {error.strerror}") from error

@@ -147,7 +147,7 @@ def _alone(draft: Draft, flags: GivenFlags) -> None:
 def _many(draft: Draft, flags: GivenFlags, named: Said, cwd: Path) -> None:
     """Put the hosts of a hostfile that the filters leave."""
     try:
-        entries = hostfile.read(str(cwd / named.text))
+        entries = hostfile.read(str(cwd / named.text), found=named.source == DEFAULT)
     except hostfile.HostfileError as error:
         raise JobLineError(str(error)) from error
     for entry in entries:

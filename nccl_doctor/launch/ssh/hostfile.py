@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from nccl_doctor.toolkit import files
 from nccl_doctor.toolkit.suggest import suggest
@@ -45,16 +46,21 @@ class Entry:
         return f"{self.user}@{self.name}" if self.user else self.name
 
 
-def read(path: str) -> tuple[Entry, ...]:
+def read(path: str, *, found: bool = False) -> tuple[Entry, ...]:
     """The hosts of a file, in order: the node rank of a host is its index.
+
+    `found`: nobody named the file; then no other user may have written it.
 
     Raises:
         HostfileError: it cannot be read, names no host, or has lines that are wrong.
     """
     try:
-        data = files.read(path, MAX_BYTES)
+        data = files.read_found(Path(path), MAX_BYTES) if found else files.read(path, MAX_BYTES)
     except OSError as error:
-        raise HostfileError(f"--hostfile {path}: cannot be read: {error.strerror}") from error
+        meant = "; if it is meant, name it with --hostfile" if found else ""
+        raise HostfileError(
+            f"--hostfile {path}: cannot be read: {error.strerror}{meant}"
+        ) from error
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -30,7 +30,8 @@ more = [os.path.normpath(os.path.join(folder, path)) for path in more]
 sys.path[at:at] = [path for path in more if path not in (folder, own)]
 try:
     os.chdir(folder)
-    safe = os.stat(folder).st_mode & 2 == 0
+    there = os.stat(folder)
+    safe = there.st_mode & 2 == 0 and there.st_uid in (0, os.geteuid())
 except OSError:
     safe = False
 if safe and folder not in sys.path:
