@@ -8,13 +8,12 @@ from typing import Any, TypedDict
 
 from nccl_doctor.toolkit.masking import masked_variable
 from nccl_doctor.toolkit.nccl.conf import conf_faults, nccl_settings
+from nccl_doctor.toolkit.variables.recorded import SET
 from nccl_doctor.toolkit.variables.table import VariableTable, table
 
 from .no_proxy import is_proxied
 
 ENVIRONMENT = "environment"
-SET = "(set)"
-"""Stands for a value that is never recorded."""
 
 
 class Gathered(TypedDict):

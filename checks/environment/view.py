@@ -11,11 +11,12 @@ from typing import Any
 
 from nccl_doctor.api import Cluster, Confidence, Fix, Rank, Severity, Step, Where, word
 from nccl_doctor.toolkit.masking import MASK
+from nccl_doctor.toolkit.variables.recorded import SET
 from nccl_doctor.toolkit.variables.table import Variable, table
 from nccl_doctor.toolkit.variables.values import canonical, number_of
 from nccl_doctor.toolkit.versions import loaded_nccl
 
-from .gather import ENVIRONMENT, SET
+from .gather import ENVIRONMENT
 from .gpu_models import hosts_of_several_models
 
 # Workers of Ray have the environment of their host's `ray start`, not that of the driver's shell.

@@ -17,6 +17,7 @@ from nccl_doctor.model.findings import Finding, Scope, Where, numbered
 from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import Layout
 from nccl_doctor.model.options import Options
+from nccl_doctor.toolkit.masking import masked_job
 
 _NEVER = 1 << 62
 
@@ -274,7 +275,7 @@ class EvidenceLog:
                 collective_timeout_s=options.collective_timeout_s,
                 complete=complete,
                 expected=options.expected,
-                job=options.job,
+                job=masked_job(options.job),
                 run_id=run_id,
             )
         self._made, self._new = (count, about, cluster), set()

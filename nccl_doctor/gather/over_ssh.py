@@ -40,7 +40,7 @@ from nccl_doctor.model.report import Report
 from nccl_doctor.model.run_record import RunRecord
 from nccl_doctor.registry import Registry
 from nccl_doctor.toolkit import guardian
-from nccl_doctor.toolkit.masking import command_line, masked_data
+from nccl_doctor.toolkit.masking import command_line, masked_data, masked_job
 from nccl_doctor.toolkit.more_time import MoreTime
 
 CONNECT_S = 10.0
@@ -310,7 +310,7 @@ def _nobody(fleet: Fleet, options: Options) -> Cluster:
         collective_timeout_s=options.collective_timeout_s,
         complete=False,
         expected=options.expected,
-        job=options.job,
+        job=masked_job(options.job),
     )
 
 

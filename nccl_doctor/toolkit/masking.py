@@ -15,18 +15,24 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+from nccl_doctor.model.job import Job
+
 MASK = "***"
 
 # Every repetition has a bound or stops at a character that no start can follow: the time grows with
 # the length of the text, whatever it holds.
-_WORD = r"""(?:token|secret|passw(?:or)?d|passphrase|pwd|credentials?|jwt
+_WORD = r"""(?:token|secret|passw(?:or)?d|passphrase|pwd|credentials?|jwt|bearer|cookie
+    |(?<![a-z0-9])(?:pw|psk|creds?)
     |(?:api|access|secret|private|account|auth|signing|encryption|shared|service|storage|license)
     [_-]?key(?:[_-]?id)?)"""
 """How the name of a secret ends. `tokens`, `tokenizer` and `token_file` name none."""
 _VALUE = r"""(?:\\"(?:(?!\\")[^\n])*(?:\\")?|"(?:[^"\\\n]|\\[^\n])*"?|'(?:[^'\\\n]|\\[^\n])*'?
     |\$\{\w{1,64}\}|(?:[^\s'",;&()\[\]{}<>|\\]|\\(?!"))+)"""
 _NAME_IS = re.compile(rf"(?:^|.*[_\W]|.*(?<=[a-z])(?=[A-Z]))(?i:{_WORD})", re.VERBOSE | re.DOTALL)
-_ENV_NAME_IS = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL|JWT|AUTH(?:_|$)", re.IGNORECASE)
+_ENV_NAME_IS = re.compile(
+    r"TOKEN|KEY|SECRET|PASS|PSK|PWD|CREDENTIAL|JWT|BEARER|COOKIE|(?:AUTH|CREDS?|PW)(?:_|$)",
+    re.IGNORECASE,
+)
 _PEM = re.compile(
     r"(-----BEGIN[ ][A-Z0-9 ]{1,40}-----)(?:[^-]+|-(?!----END[ ]))*"
     r"(-----END[ ][A-Z0-9 ]{1,40}-----)?"
@@ -35,8 +41,10 @@ _PEM_END = re.compile(r"\A[A-Za-z0-9+/=\s\\]+(-----END[ ][A-Z0-9 ]{1,40}-----)")
 _IN_URL = re.compile(
     r"(?<=://)(?:[^\s/?#'\"<>]+(?=@)|[^\s/:@'\"<>]{0,64}:(?!\d{1,5}/)[^\s:@'\"<>]{1,256}(?=@))"
 )
-_BEFORE_HOST = re.compile(r"(?<![\w./:@-])[\w.-]{1,64}:[^\s:@/,;'\"]{1,256}(?=@[\w.-]{1,253}:\d)")
-"""`user:password@host:port`, without a scheme."""
+_BEFORE_HOST = re.compile(
+    r"(?<![\w./:@-])(?!\d{1,64}:)[\w.-]{1,64}:[^\s:@/,;'\"]{1,256}(?=@(?!sha\d)[\w.-]{1,253})"
+)
+"""`user:password@host`, with a port or without, and without a scheme."""
 _AFTER_WORD = re.compile(
     rf"""
     (?P<header>\b(?:(?:proxy-)?authorization|x-[a-z-]{{0,30}}(?:token|key)|(?:set-)?cookie)
@@ -47,6 +55,7 @@ _AFTER_WORD = re.compile(
     |(?P<flag>(?<![\w-])--?(?:[a-z0-9]{{1,24}}[_-]){{0,6}}(?:{_WORD}|pass|auth)(?:\s{{1,4}}|=))
         (?P<flag_is>(?!-){_VALUE})
     |(?P<short>[_-](?:pass|auth|pw|pat)=)(?P<short_is>{_VALUE})
+    |(?P<tool>(?<![\w/.-])passwd\s{{1,4}})(?P<tool_is>{_VALUE})
     |(?P<bearer>\bbearer\s{{1,4}})(?P<bearer_is>[\w.~+/=-]{{8,}})
     |(?P<query>[?&](?:sig|signature|x-amz-(?:signature|credential)|code|key|auth)=)
         (?P<query_is>[^\s&'"<>]+)
@@ -64,7 +73,7 @@ _AFTER_WORD = re.compile(
 )
 _WORD_SIGNS = (
     *("token", "secret", "pass", "pwd", "credential", "jwt", "key", "auth", "bearer", "cookie"),
-    *("pw=", "pat=", "sig", "code=", "login", "mysql", "curl", "session"),
+    *("pw", "psk", "cred", "pat=", "sig", "code=", "login", "mysql", "curl", "session"),
 )
 """One of them is in every line that `_AFTER_WORD` finds something in, in lower case."""
 _SHAPES = re.compile(
@@ -77,6 +86,12 @@ _SHAPES = re.compile(
     |xox[abeoprs]-[\w-]{10,}|xapp-[\w-]{10,}|npm_[A-Za-z0-9]{12,}|pypi-[\w-]{24,}
     |AIza[\w-]{30,}|ya29\.[\w-]{12,}|GOCSPX-[\w-]{12,}|SG\.[\w-]{12,}\.[\w-]{12,}
     |dckr_(?:pat|oat)_[\w-]{12,}|do[oprt]_v1_[0-9a-f]{32,}|dapi[0-9a-f]{32}|hv[sbr]\.[\w-]{12,}
+    |xai-[A-Za-z0-9]{12,}|pplx-[A-Za-z0-9]{12,}|fw_[A-Za-z0-9]{16,}|tgp_v1_[\w-]{12,}
+    |rpa_[A-Z0-9]{24,}|sntry[su]_[\w-]{12,}|gls[ac]_\w{12,}|glc_[A-Za-z0-9+/=]{12,}
+    |lin_(?:api|oauth)_\w{12,}|ntn_\w{24,}|PMAK-[\w-]{12,}|NRAK-[A-Z0-9]{12,}|pul-[0-9a-f]{24,}
+    |dp\.(?:pt|st|ct|sa)\.[\w.-]{12,}|pscale_(?:tkn|pw|oauth)_[\w-]{12,}|sbp_[0-9a-f]{24,}
+    |shp(?:at|ca|pa|ss)_[0-9a-f]{24,}|AT(?:ATT3|BB|CTT3)[\w=-]{20,}|LTAI[A-Za-z0-9]{12,}
+    |AGE-SECRET-KEY-1[A-Z0-9]{12,}|\d{8,10}:AA[\w-]{30,}|key-[0-9a-f]{32}
     |wandb_v\d_\w{12,}|lsv2_\w{12,}|tskey-[\w-]{12,}|MUNGE:[A-Za-z0-9+/=]{16,}:?
     |eyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*){0,3}
     )
@@ -88,6 +103,9 @@ _SHAPE_SIGNS = (
     *("whsec_", "hooks.slack"),
     *("AKIA", "ASIA", "AROA", "AIDA", "AGPA", "ANPA", "ABIA", "ACCA", "xox", "xapp-", "npm_"),
     *("pypi-", "AIza", "ya29.", "GOCSPX-", "SG.", "dckr_", "_v1_", "dapi", "hvs.", "hvb.", "hvr."),
+    *("xai-", "pplx-", "fw_", "tgp_v1_", "rpa_", "sntry", "gls", "glc_", "lin_", "ntn_", "PMAK-"),
+    *("NRAK-", "pul-", "dp.", "pscale_", "sbp_", "shp", "ATATT3", "ATBB", "ATCTT3", "LTAI"),
+    *("AGE-SECRET-KEY-1", ":AA", "key-"),
     *("wandb_v", "lsv2_", "tskey-", "MUNGE:", "eyJ"),
 )
 _NOTHING = frozenset(("none", "null", "true", "false", "unset", "n/a", "(set)", "-", MASK))
@@ -121,6 +139,11 @@ def masked_data(value: Any, key: str = "") -> Any:
     if isinstance(value, (list, tuple)):
         return [masked_data(item, key) for item in value]
     return value
+
+
+def masked_job(job: Job) -> Job:
+    """The description of a job as a report may have it: its paths and URLs are the user's."""
+    return Job.from_json(masked_data(job.to_json()))
 
 
 def is_plain(text: str) -> bool:

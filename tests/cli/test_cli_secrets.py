@@ -78,11 +78,13 @@ def test_a_run_and_all_that_is_made_of_it(folder: Path, redact: tuple[str, ...],
         *("run", "--nproc-per-node", "1", "--backend", "gloo"),
         *("--select", "own_address,environment,deepspeed_config,launch_record,kernel_access"),
         *("--deepspeed-config", "in.ds.json", "--output-dir", "out", "--github", *FORMS, *redact),
+        *("--path", "/mnt/token=opensesame"),
         *("--", "env", "HF_TOKEN=opensesame", "true", "--password", "opensesame"),
         cwd=folder,
         env={
             **planted(OTHERS),
-            "NCCL_X": "on,token=opensesame",
+            "NCCL_X": "opensesame",
+            "NCCL_DEBUG_FILE": "on,token=opensesame",
             "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
         },
         timeout_s=130.0,  # its own time limit, and a little
@@ -90,7 +92,10 @@ def test_a_run_and_all_that_is_made_of_it(folder: Path, redact: tuple[str, ...],
     assert (folder / "out.json").exists(), done
     assert seen(done.stdout + done.stderr) == []
     report = json.loads((folder / "out.json").read_text())
-    assert report["ranks"][0]["env"]["NCCL_X"] == "on,token=***"
+    env = report["ranks"][0]["env"]
+    assert (env["NCCL_X"], env["NCCL_DEBUG_FILE"]) == ("(set)", "on,token=***")
+    if not redact:
+        assert report["run"]["job"]["paths"] == [["/mnt/token=***", True]]
     assert report["run"]["options"]["job"]["deepspeed_config"]["wandb"]["api_key"] == "***"
     monkeypatch.chdir(folder)
     for command in (

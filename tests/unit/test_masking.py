@@ -69,6 +69,8 @@ SAME = [
     "password=none token=$HF_TOKEN secret=${SECRET} token: null passwd=true two_pass=1",
     "NCCL WARN NET/IB : Got completion from peer 10.0.0.2<34113> with status=12 opcode=0 len=0",
     "ib0:10.0.0.1<0> commId 0x7f00deadbeef1234 comm 0x55d0 rank 0 nranks 8 cudaDev 0 busId 1b000",
+    "12:30:05@nd1 pytorch:24.01-py3@sha256:9f86d081884c7d659a2feaa0c55ad015 nft @th,16,16 cpw=1",
+    "/etc/passwd missing; nsswitch: passwd.files; incredible upward key-value LTS",
     "--rdzv-conf timeout=900,read_timeout=60 --rdzv-id job-2024-01 --redact-key FILE",
 ]
 
@@ -118,7 +120,18 @@ def test_of_a_command_behind_ours_only_the_program_is_told() -> None:
 
 
 def test_a_variable_whose_name_says_so_is_masked_whole() -> None:
-    for name in ("NCCL_AUTH_TOKEN", "TORCH_API_KEY", "X_SECRET", "RDZV_PASSWORD", "UCX_passphrase"):
+    for name in (
+        "NCCL_AUTH_TOKEN",
+        "TORCH_API_KEY",
+        "X_SECRET",
+        "RDZV_PASSWORD",
+        "UCX_passphrase",
+        "NCCL_PSK",
+        "UCX_PW",
+        "NCCL_PWD",
+        "FI_TCP_CRED",
+        "GLOO_COOKIE",
+    ):
         assert masked_variable(name, "a, b") == MASK
     assert masked_variable("NCCL_X", "a@b") == "a@b"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nccl_doctor.toolkit.masking import MASK
-from nccl_doctor.toolkit.variables.recorded import FAMILIES, NAMES, allowed
+from nccl_doctor.toolkit.variables.recorded import FAMILIES, NAMES, SET, allowed
 from nccl_doctor.toolkit.variables.table import table
 from tests.support.rows import each_row
 from tests.support.secrets_planted import HIDDEN, SECRET_TEXTS
@@ -85,14 +85,21 @@ def test_left_out(name):
     assert allowed({name: "v"}) == {}
 
 
-@pytest.mark.parametrize("name", ["NCCL_AUTH_TOKEN", "UCX_passphrase", "NCCL_SECRET"])
-def test_a_secret_among_the_variables_of_a_library_is_masked(name):
-    assert allowed({name: "hunter2"}) == {name: MASK}
+@pytest.mark.parametrize(
+    "name", ["NCCL_AUTH_TOKEN", "UCX_passphrase", "NCCL_PSK", "NCCL_PW", "UCX_PW", "TORCH_NCCL_X"]
+)
+def test_of_a_name_that_no_table_knows_only_that_it_is_set(name):
+    assert allowed({name: "hunter2"}) == {name: SET}
+    assert allowed({name: ""}) == {name: SET}
+
+
+def test_a_secret_among_the_variables_of_a_plug_in_is_masked():
+    assert allowed({"NCCL_OFI_TOKEN": "hunter2"}) == {"NCCL_OFI_TOKEN": MASK}
 
 
 def test_credentials_inside_an_address_are_masked():
-    env = {"PET_RDZV_ENDPOINT": "etcd://bob:hunter2@head:2379", "NCCL_X": "a@b"}
-    assert allowed(env) == {"PET_RDZV_ENDPOINT": "etcd://***@head:2379", "NCCL_X": "a@b"}
+    env = {"PET_RDZV_ENDPOINT": "etcd://bob:hunter2@head:2379", "MASTER_ADDR": "bob:hunter2@head"}
+    assert allowed(env) == {"PET_RDZV_ENDPOINT": "etcd://***@head:2379", "MASTER_ADDR": "***@head"}
 
 
 def test_no_variable_carries_a_secret_into_a_report():

@@ -4,7 +4,8 @@ What is not about the launch, the network or the GPU stays out of facts, reports
 tickets. A launcher's prefix proves nothing: Slurm puts a token (SLURM_JWT), the user's variables
 (SLURM_EXPORT_ENV) and options of plug-ins (SLURM_SPANK_*) beside the number of the job, Open MPI
 the command line (OMPI_ARGV). So launchers have names here; families are only what one library
-reads as switches, numbers, devices and paths. Secrets in values are masked all the same.
+reads as switches, numbers, devices and paths. Of a name in a family that no table knows, only that
+it is set is recorded: NCCL_PW is anybody's. Secrets in values are masked all the same.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import re
 from collections.abc import Mapping
 
 from nccl_doctor.toolkit.masking import masked_variable
+from nccl_doctor.toolkit.variables.table import table
 
+SET = "(set)"
+"""Stands for a value that is never recorded."""
 FAMILIES: Mapping[str, str] = {
     "NCCL_": "NCCL and its plug-ins: switches, numbers, devices, addresses; NCCL has no log-in",
     "GLOO_": "gloo: interface, transport, log level; of TLS only where the files are",
@@ -34,7 +38,6 @@ FAMILIES: Mapping[str, str] = {
     "FI_SHM_": "libfabric's provider for shared memory: switches and sizes",
     "FI_TCP_": "libfabric's provider for TCP: interface, ports, sizes",
     "FI_VERBS_": "libfabric's provider for verbs: device, sizes",
-    "OMPI_COMM_WORLD_": "numbers: rank and size, in the world and on the host",
 }
 """Prefix → what reads every name under it, and why none is a secret."""
 
@@ -84,6 +87,7 @@ NAMES = frozenset(
             "UMASK VERSION CONF CONTAINER",
         ),
         # Open MPI: how large, which transports, which interfaces.
+        *_under("OMPI_COMM_WORLD_", "RANK SIZE LOCAL_RANK LOCAL_SIZE NODE_RANK"),
         *_under("OMPI_", "UNIVERSE_SIZE NUM_APP_CTX APP_CTX_NUM_PROCS FIRST_RANKS VERSION"),
         *_under(
             "OMPI_MCA_",
@@ -122,9 +126,18 @@ _FAMILY = re.compile(rf"(?:{'|'.join(FAMILIES)})\w+")
 
 
 def allowed(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that may be recorded, by name, with the secrets in their values masked."""
+    """The variables that may be recorded, by name, with the secrets in their values masked; `SET`
+    in the place of the value where nobody knows what it is.
+    """
     return {
-        name: masked_variable(name, value)
+        name: masked_variable(name, value) if name in NAMES or _is_known(name) else SET
         for name, value in sorted(environ.items())
         if name in NAMES or _FAMILY.fullmatch(name)
     }
+
+
+def _is_known(name: str) -> bool:
+    """Whether the table says what reads a variable, or what it is of: a plug-in, a build."""
+    known = table()
+    library = known.library_of(name)
+    return name in known.variables or (library is not None and library.ignores(name))
