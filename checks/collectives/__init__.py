@@ -2,10 +2,11 @@
 
 What it checks
 --------------
-All-reduce, broadcast and barrier on the job's backend, with several message sizes and integer
-results that are checked exactly: over all ranks; with NCCL, which takes other ways there, also over
-the ranks of each host and over one rank per host. (Gloo connects every pair of ranks in the group
-of all, and smaller groups take the same ways.) Every attempt of a group runs in its own processes,
+All-reduce, broadcast and barrier on the job's backend, with several message sizes (up to 2 MiB,
+with `--level full` 32 MiB; on a slow link what takes half a second at most) and integer results
+that are checked exactly: over all ranks; with NCCL, which takes other ways there, also over the
+ranks of each host and over one rank per host. (Gloo connects every pair of ranks in the group of
+all, and smaller groups take the same ways.) Every attempt of a group runs in its own processes,
 under its own deadline. Check `groups` tests several groups at once.
 Where the group of all ranks hangs or fails and no rank is seen to be the cause, smaller groups find
 it: first every host alone, then halves of the hosts side by side, down to the host that works with

@@ -4,8 +4,9 @@ What it checks
 --------------
 One group of all ranks, on the job's backend. In it, one after the other: all-gather,
 reduce-scatter, all-to-all, and a ring in which every rank sends to the next one, and then to the
-previous one; each with 4 KiB and with 1 MiB (`--level full`: 16 MiB, too) of integers, whose exact
-result is known. The check runs after the all-reduce of all ranks was good (check `collectives`). A
+previous one; each with 4 KiB, 64 KiB and 1 MiB (`--level full`: 16 MiB, too) of integers, whose
+exact result is known. On a slow link the larger ones are made smaller, so that each takes half a
+second at most. The check runs after the all-reduce of all ranks was good (check `collectives`). A
 step that the backend of this torch lacks is left out, with the reason in the facts.
 
 Why it matters

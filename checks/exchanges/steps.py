@@ -12,8 +12,13 @@ from typing import Any
 from nccl_doctor.api import Level
 from nccl_doctor.toolkit.groups.exercise import Exercise, pattern
 
-SIZES = {Level.STANDARD: (512, 131_072), Level.FULL: (512, 131_072, 2_097_152)}
-"""Elements of int64 that a rank sends or receives in one step: 4 KiB, 1 MiB, 16 MiB."""
+SIZES = {
+    Level.STANDARD: (512, 8_192, 131_072),
+    Level.FULL: (512, 8_192, 131_072, 2_097_152),
+}
+"""Elements of int64 that a rank sends or receives in one step: 4 and 64 KiB, 1 MiB, 16 MiB; of the
+larger ones, fewer on a slow link.
+"""
 NEXT, PREVIOUS = "send to the next rank", "send to the previous rank"
 _LACKS = re.compile(r"\b(?:Backend|ProcessGroup) ?\w+ does not support\b")
 """Torch's own words, in Backend.hpp and the process groups, for a collective that it lacks."""
@@ -38,11 +43,13 @@ class Exchange(Exercise):
         The ring comes last, as torch's flight recorder does not count its messages on every
         backend: nobody who waits in it may look like one that never came to a later collective.
         """
-        for count in elements:
+        counts = []
+        for count in self._paced(elements, self._name):
             self._all_gather(count)
             self._reduce_scatter(count)
             self._all_to_all(count)
-        for count in elements:
+            counts.append(count)
+        for count in counts:
             self._ring(NEXT, 1, count)
             self._ring(PREVIOUS, -1, count)
 

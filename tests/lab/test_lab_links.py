@@ -22,7 +22,7 @@ from nccl_doctor.checks.links import Links
 from nccl_doctor.cli.earlier_reports import read_past
 from tests.lab import sshd
 from tests.lab.faults import lossy_host, lossy_pair, slow_pair, slow_port
-from tests.lab.lab import Lab, Run
+from tests.lab.lab import HEALTHY_S, PATIENT, Lab, Run
 from tests.lab.reading import check_clean, loud
 from tests.lab.sshd import Ssh
 from tests.support.priority import FIRST
@@ -242,3 +242,31 @@ def test_a_hostfile_with_a_baseline_that_cannot_be_read(lab: Lab, tmp_path: Path
     assert (run.codes, run.report) == ([2], None)
     (line,) = run.done[0].stderr.splitlines()
     assert line.startswith("nccl-doctor: error: --baseline: cannot read "), line
+
+
+LINKS = {"1gbit": 80, "100mbit": 20, "10mbit": 10, "2mbit": 5}
+"""Rate of the links → most MB that a host sends in a run, and as many that it receives: SECURITY.md
+names them.
+"""
+
+
+@pytest.mark.parametrize("rate", LINKS)
+def test_the_volume_follows_the_link(lab: Lab, rate: str) -> None:
+    """By the counters of the kernel. A slow link is filled for half a second at a time, and is no
+    fault: the job would run.
+    """
+
+    def moved() -> list[int]:
+        ways = [f"/sys/class/net/eth0/statistics/{way}_bytes" for way in ("tx", "rx")]
+        return [int(count) for host in lab.hosts for count in host.call("cat", *ways).split()]
+
+    for host in lab.hosts:
+        host.call(*f"tc qdisc add dev eth0 root tbf rate {rate} burst 64kb latency 50ms".split())
+    before = moved()
+    run = lab.own_doctor(*PATIENT, "--collective-timeout", "20")
+    check_clean(run, HEALTHY_S)
+    assert run.report is not None, str(run)
+    fails = [found for found in run.report["findings"] if found["severity"] == "fail"]
+    assert (run.codes, fails) == ([0, 0], []), str(run)
+    most_mb = max(after - then for then, after in zip(before, moved(), strict=True)) / 1e6
+    assert LINKS[rate] / 10 < most_mb < LINKS[rate], f"{most_mb:.1f} MB"

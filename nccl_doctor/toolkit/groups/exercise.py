@@ -5,7 +5,8 @@ For a probe child, on process groups that are already formed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
 from nccl_doctor.model.findings import Level
@@ -16,6 +17,8 @@ SIZES = {
     Level.FULL: (1, 4096, 262_144, 4_194_304),
 }
 """Elements of int64 in the all-reduces of a group."""
+MOST_S = 0.5
+"""Time that a larger message may take on a slow link."""
 _INT64_BYTES = 8
 PATTERN = 251  # prime, so that no power-of-two shift of a buffer maps onto itself
 _ASYNC_ELEMENTS = 4096
@@ -92,7 +95,7 @@ class Exercise:
         import torch.distributed as dist
 
         self.reduce(name, group, rank, size)
-        for count in elements:
+        for count in self._paced(elements, name, group):
             marks = pattern(count)
             data = (marks * (rank + 1)).to(self._device)
             self._announce("all_reduce", name, count)
@@ -107,6 +110,29 @@ class Exercise:
             self._compare("broadcast", name, data, expected, contributors=[root])
         self._announce("barrier", name, 0)
         dist.barrier(group=group)
+
+    def _paced(self, elements: Sequence[int], name: str, group: Any = None) -> Iterator[int]:
+        """The sizes in turn; from the third on, smaller ones where the link is slow.
+
+        What is done with each is timed. At the speed that the last two show, the next one would
+        take `MOST_S` at most: the volume follows the link, and a slow one is not taken for a hang.
+        """
+        import torch
+        import torch.distributed as dist
+
+        done: list[tuple[int, float]] = []
+        for count in elements:
+            if len(done) > 1:
+                (less, less_s), (more, more_s) = done[-2:]
+                each_ns = max(0, int(1e9 * (more_s - less_s) / max(1, more - less)))
+                # The slowest member says for all: each has to send as much as the others wait for.
+                slowest = torch.tensor([each_ns], dtype=torch.int64, device=self._device)
+                self._announce("all_reduce", name, 1)
+                dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
+                count = min(count, max(more, int(1e9 * MOST_S) // max(1, int(slowest))))
+            began = time.monotonic()
+            yield count
+            done.append((count, time.monotonic() - began))
 
     def together(self, groups: Mapping[str, tuple[Any, int, int]]) -> None:
         """Run one all-reduce on every group at the same time; name → (group, rank, size)."""
