@@ -105,7 +105,9 @@ def page(check: Check) -> str:
 
 
 def _not_ours(folder: str) -> str:
-    """Why plug-ins of a folder are left out that Python searches because one stands there."""
+    """Reason to leave out the plug-ins of a folder: it is the working directory, and another user
+    may have put them there. Empty for every other folder.
+    """
     try:
         if not os.path.samefile(folder, "."):
             return ""

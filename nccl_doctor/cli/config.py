@@ -91,8 +91,8 @@ class NotOurs(Exception):
 
 
 class Config(NamedTuple):
-    """What is configured: option name (with underscores) → value, and under `expected` its table;
-    the file that says so, if there is one; and a line for each file that was left out.
+    """Options of a file: name (with underscores) → value, and under `expected` its table; the path
+    of the file, if there is one; and a line for each file that was left out.
     """
 
     values: Mapping[str, Any]

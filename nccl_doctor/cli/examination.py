@@ -266,8 +266,6 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     flags, launch, fleet, deepspeed, line = topology_of(ctx, given, command)
     options = relayed
     past = None
-    if options is None and launch.local_rank in (0, None):
-        tell_of_config(ctx, given)
     if options is None:
         first = launch.rank in (0, None)
         options = options_of(ctx, given, first=first)
@@ -285,6 +283,8 @@ def run(ctx: click.Context, /, **given: Any) -> None:
         )
         options = replace(options, job=job)
         past = past_of(options.baseline, options.select, options.ignore) if first else None
+        if launch.local_rank in (0, None):
+            tell_of_config(ctx, given)
     if fleet:
         code = _run_on_hosts(fleet, options, past, started)
     else:
@@ -387,8 +387,8 @@ def env(ctx: click.Context, /, **given: Any) -> None:
     Does not wait for other hosts or ranks; checks that need them are left out. Takes some seconds,
     most of them to import torch.
     """
-    tell_of_config(ctx, given)
     options = options_of(ctx, given, first=True)
+    tell_of_config(ctx, given)
     from nccl_doctor.gather.this_host import examine_here
     from nccl_doctor.report.output import leave_unable
 

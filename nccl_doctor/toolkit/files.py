@@ -62,7 +62,7 @@ def read_own(path: Path, most: int) -> bytes:
 
 
 def read_found(path: Path, most: int) -> bytes:
-    """All of a file that is read because of where it is, and not because somebody named it.
+    """Read a file that was found where such files are looked for, and not named by the user.
 
     It must belong to this user or root, nobody else may write to it, and not everybody to a folder
     on the way. A link is followed where it belongs to this user or root.

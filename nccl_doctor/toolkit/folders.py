@@ -118,7 +118,9 @@ class _Modes(NamedTuple):
 
 
 def _modes(folder: int, name: str, mode: int, *, keeps: bool) -> _Modes:
-    """If it `keeps`, the mode of the file that has the name, and at no time more than that."""
+    """Modes of a new file: `mode`, or if it `keeps`, that of the file that has the name, and at no
+    time more than that.
+    """
     with contextlib.suppress(OSError):
         there = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if keeps and stat.S_ISREG(there.st_mode):

@@ -12,6 +12,7 @@ import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from enum import Enum
 from pathlib import PurePath
 from typing import Any
 
@@ -154,10 +155,10 @@ def _yielded(name: str, call: Callable[[], Iterable[Any]]) -> bytes:
     except BaseException as error:  # sys.exit() included: here it ends nobody
         how, at = "raised", _place_of(error)
         text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
-    data = pickle.dumps((items, how, text, at))
+    data = _pickled((items, how, text, at))
     if len(data) > _MOST_BYTES:
         words = f"TypeError: `{name}` yields more than {_MOST_BYTES >> 20} MiB"
-        return pickle.dumps(([], "raised", words, ""))
+        return _pickled(([], "raised", words, ""))
     return data
 
 
@@ -177,7 +178,7 @@ def _record(name: str, item: Any) -> Any:
         item = replace(item, value=float(item.value))  # of numpy, too
     if type(item) in _FIELDS:
         _look_at(name, item)
-    _Records(io.BytesIO(pickle.dumps(item))).load()
+    _Records(io.BytesIO(_pickled(item))).load()
     return item
 
 
@@ -204,6 +205,22 @@ def _place_of(error: BaseException) -> str:
     if trace is None:
         return ""
     return f"{PurePath(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+
+
+class _ByValue(pickle.Pickler):
+    """Names the value of a member of an enumeration: Python 3.11.2 (Debian 12) would call `getattr`
+    for it, which is no record, and 3.11.7 does as it is done here.
+    """
+
+    def reducer_override(self, item: Any) -> Any:
+        """See `pickle.Pickler`."""
+        return (type(item), (item.value,)) if isinstance(item, Enum) else NotImplemented
+
+
+def _pickled(item: Any) -> bytes:
+    data = io.BytesIO()
+    _ByValue(data).dump(item)
+    return data.getvalue()
 
 
 class _Records(pickle.Unpickler):

@@ -244,7 +244,7 @@ def test_a_hostfile_with_a_baseline_that_cannot_be_read(lab: Lab, tmp_path: Path
     assert line.startswith("nccl-doctor: error: --baseline: cannot read "), line
 
 
-LINKS = {"1gbit": 80, "100mbit": 20, "10mbit": 10, "2mbit": 5}
+LINKS = {"1gbit": 80, "100mbit": 20, "10mbit": 10, "2mbit": 10}
 """Rate of the links → most MB that a host sends in a run, and as many that it receives: SECURITY.md
 names them.
 """

@@ -46,7 +46,7 @@ def test_a_step_that_the_backend_lacks_is_left_out_and_the_others_are_run(tmp_pa
     for rank in report["ranks"]:
         facts = rank["facts"]["exchanges"]["world"]["facts"]
         steps = ["all_gather", "reduce_scatter"]
-        assert facts["steps"] == [*2 * steps, "all_reduce", *steps, *3 * ring]
+        assert facts["steps"] == [*2 * steps, "broadcast from 0", *steps, *3 * ring]
         assert facts["lacking"] == {"all_to_all": "Backend gloo does not support alltoall_base"}
 
 

@@ -45,3 +45,11 @@ def tmp_path_factory(
     yield made
     if not request.session.testsfailed:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    """The usual one, whatever that of the test run is; a test may set another."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)

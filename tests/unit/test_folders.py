@@ -44,13 +44,6 @@ def mode(path: Path) -> int:
 
 
 @pytest.fixture
-def umask() -> Iterator[None]:
-    before = os.umask(0o022)
-    yield
-    os.umask(before)
-
-
-@pytest.fixture
 def theirs(tmp_path: Path) -> Path:
     """A folder of another user, in which they may do what they like."""
     folder = tmp_path / "theirs"
@@ -417,7 +410,7 @@ def squashed(user: int) -> Iterator[None]:
 
 
 @as_root
-def test_who_is_root_believes_its_own_user_name_on_the_file_server() -> None:
+def test_who_is_root_believes_its_own_user_name_on_the_file_server(umask: None) -> None:
     with tempfile.TemporaryDirectory() as made:  # pytest's own folders are closed to others
         folder = Path(made)
         folder.chmod(0o777)

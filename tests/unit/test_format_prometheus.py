@@ -187,6 +187,7 @@ def labels_and_values(found: list[Sample]) -> Iterator[tuple[tuple[str, ...], fl
 def test_a_run_replaces_the_file_of_the_collector(tmp_path):
     target = tmp_path / "nccl_doctor.prom"
     target.write_text("of the last run\n")
+    target.chmod(0o644)
     with target.open() as scrape:  # which had begun to read it
         done = program("env", "--select", "temp_dir", "--quiet", "--prometheus", str(target))
         assert done.returncode == 0, done

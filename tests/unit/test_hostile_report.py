@@ -203,6 +203,7 @@ def test_progress_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     progress = Progress(shown=True, deadline=float("inf"), speaks=True)
     progress.say(HOSTILE)
     moves = r"\r|\x1b\[(K|J|\d+A)"  # the board's own are no part of what it says

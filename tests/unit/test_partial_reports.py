@@ -156,7 +156,9 @@ def files_in(folder: Path) -> dict[str, int]:
     }
 
 
-def test_what_stays_is_redacted_with_one_key_and_the_names_are_private(tmp_path: Path) -> None:
+def test_what_stays_is_redacted_with_one_key_and_the_names_are_private(
+    tmp_path: Path, umask: None
+) -> None:
     one, other = (PartialReports(str(tmp_path), 10, FolderRedaction(None)) for _ in range(2))
     assert one.write(0, view("gandalf")) == other.write(1, view("bilbo")) == ""
     (heard,) = one.of([1], 0.0)

@@ -7,7 +7,9 @@ import re
 import sys
 import time
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -246,6 +248,19 @@ def test_a_rule_that_blocks_is_not_asked_again(install, monkeypatch):
         _, broken = judge_all(make_cluster(["nd0"], 1), [moon])
         assert "did not end" in broken["moon"]
     assert time.monotonic() - began < 0.5 + 8.0
+
+
+def by_name(self: Enum, protocol: int) -> tuple[Any, ...]:
+    """`Enum.__reduce_ex__` of Python 3.11.2."""
+    return getattr, (type(self), self.name)
+
+
+def test_the_rules_of_a_plug_in_answer_on_every_release_of_python(install, monkeypatch):
+    monkeypatch.setattr(Enum, "__reduce_ex__", by_name)
+    source = good().replace("return ()", "yield Finding(KIND, 'seen')")
+    install(source, "with_enums")
+    (moon,) = (check for check in registry.load().checks if check.name == "moon")
+    assert [found.code for found in moon.judge(make_cluster(["nd0"], 1))] == ["moon-down"]
 
 
 def test_the_rules_of_a_plug_in_answer_as_they_are(install):

@@ -44,7 +44,7 @@ def default_path(environ: Mapping[str, str]) -> Path:
 
 
 def load(path: Path, *, found: bool = False) -> Config:
-    """Read a file that exists. `found`: nobody named it; then no other user may have written it.
+    """Read a file; if it was `found`, and not named, no other user may have written it.
 
     Raises:
         JobLineError: it cannot be read, or is a JSON file that is none.

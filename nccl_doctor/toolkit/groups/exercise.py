@@ -114,25 +114,31 @@ class Exercise:
     def _paced(self, elements: Sequence[int], name: str, group: Any = None) -> Iterator[int]:
         """The sizes in turn; from the third on, smaller ones where the link is slow.
 
-        What is done with each is timed. At the speed that the last two show, the next one would
-        take `MOST_S` at most: the volume follows the link, and a slow one is not taken for a hang.
+        What is done with each is timed. At the speed that the last two show to the first member,
+        which waits for all others, the next one takes `MOST_S` at most: the volume follows the
+        link, and a slow one is not taken for a hang.
+        """
+        done: list[tuple[int, float]] = []
+        for count in elements:
+            if len(done) > 1:
+                count = self._agreed(count, _fitting(count, *done[-2:]), name, group)
+            began = time.monotonic()
+            yield count
+            done.append((count, time.monotonic() - began))
+
+    def _agreed(self, most: int, own: int, name: str, group: Any) -> int:
+        """The number of the first member. One that it cannot have said counts as `most`, which is
+        right wherever the link is fast: a group that spoils data must not fail in another way.
         """
         import torch
         import torch.distributed as dist
 
-        done: list[tuple[int, float]] = []
-        for count in elements:
-            if len(done) > 1:
-                (less, less_s), (more, more_s) = done[-2:]
-                each_ns = max(0, int(1e9 * (more_s - less_s) / max(1, more - less)))
-                # The slowest member says for all: each has to send as much as the others wait for.
-                slowest = torch.tensor([each_ns], dtype=torch.int64, device=self._device)
-                self._announce("all_reduce", name, 1)
-                dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
-                count = min(count, max(more, int(1e9 * MOST_S) // max(1, int(slowest))))
-            began = time.monotonic()
-            yield count
-            done.append((count, time.monotonic() - began))
+        said = torch.tensor([own], dtype=torch.int64, device=self._device)
+        self._announce("broadcast from 0", name, 1)
+        source = 0 if group is None else dist.get_global_rank(group, 0)
+        dist.broadcast(said, source, group=group)
+        count = int(said)
+        return count if 0 < count < most and count.bit_count() == 1 else most
 
     def together(self, groups: Mapping[str, tuple[Any, int, int]]) -> None:
         """Run one all-reduce on every group at the same time; name → (group, rank, size)."""
@@ -185,6 +191,16 @@ class Exercise:
             part: WrongPart = {**wrong, "distance": distance}
             wrong = part
         self.wrong.append(wrong)
+
+
+def _fitting(most: int, before: tuple[int, float], last: tuple[int, float]) -> int:
+    """Elements, `most` or a power of two, that take `MOST_S` at the speed that two sizes show, each
+    with its seconds; never fewer than the last.
+    """
+    (less, less_s), (more, more_s) = before, last
+    each_s = max(1e-12, (more_s - less_s) / max(1, more - less))
+    fits = max(more, int(MOST_S / each_s))
+    return most if fits >= most else 1 << fits.bit_length() - 1
 
 
 def pattern(count: int) -> Any:
