@@ -27,7 +27,7 @@ def unknown_in(text: str) -> bool:
 
 
 class Command(str):
-    """A line of which no shell runs more than this program wrote; `shell` makes it."""
+    """A line for a shell, with no more to run than this program wrote; `shell` makes it."""
 
     __slots__ = ()
 
