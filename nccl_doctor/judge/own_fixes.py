@@ -102,8 +102,8 @@ class _Known:
         return Fix(*steps, text=text)
 
     def _step(self, step: Step, where: Where, own: Iterable[tuple[str, str]]) -> Step:
-        line = step.command, step.undo
-        if line in own or self._places.get(line, set()).issuperset(self._hosts.of(step, where)):
+        line, hosts = (step.command, step.undo), self._hosts.of(step, where)
+        if line in own or (line in self._places and self._places[line].issuperset(hosts)):
             return step
         command, undo = (Command(f"# {each.removeprefix('# ')}") if each else each for each in line)
         note = f"{OF_FILE}: {step.note}" if step.note else OF_FILE

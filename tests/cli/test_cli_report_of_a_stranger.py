@@ -87,6 +87,11 @@ def test_it_is_said_to_be_of_the_file_in_every_form(forge: Forge, form: str) -> 
     assert "this stands in the file" in words
 
 
+def test_a_command_for_no_host_is_a_comment_too(forge: Forge) -> None:
+    shown = program("report", "show", str(forge({"command": FORGED, "hosts": []}))).stdout
+    assert [line.strip() for line in shown.splitlines() if FORGED in line] == [f"# {FORGED}"]
+
+
 def test_a_report_that_nobody_can_judge_again_has_comments(forge: Forge) -> None:
     """As one of a check that is not installed here, and without facts."""
     file = str(forge(finding={"check": "another", "code": "another-fault"}, hosts=[], ranks=[]))
