@@ -123,7 +123,7 @@ class CloudProfile(Check):
                     f"{path}: {'; '.join(said[:_SHOWN])}{more}",
                     Where(hosts=(rank.host.label,)),
                     {"differs": differs},
-                    fix=Fix(unset, alternatives=[] if path == f"/{_CONF}" else [Fix(read)]),
+                    fix=Fix(unset, alternatives=[Fix(read)] if path[1:] in _SCRIPTS else []),
                 )
 
 

@@ -51,7 +51,7 @@ _CAPITALS = re.compile(r"[A-Z][A-Z-]+(?:::/64)?")
 _GRAMMARS: Mapping[str, _Grammar] = {
     "address": _Grammar(_is_network, "ADDRESS"),
     "name": _Grammar(re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*").fullmatch, "NAME"),
-    "number": _Grammar(re.compile(r"(?:[0-9][0-9 ,.-]*)?").fullmatch, "NUMBER"),
+    "number": _Grammar(re.compile(r"(?:[0-9]+(?:[ ,.-][0-9]+)*)?").fullmatch, "NUMBER"),
     "option": _Grammar(_OPTION.fullmatch, "NAME"),
     "pattern": _Grammar(re.compile(r"[A-Za-z0-9_.*-]+").fullmatch, "NAME"),
     "plain": _Grammar(re.compile(r"[A-Za-z0-9_.,:=^/+% -]*").fullmatch, "NAME"),

@@ -27,6 +27,7 @@ MAKERS = {
     Path("nccl_doctor/model/fixes.py"),
     Path("nccl_doctor/toolkit/advice.py"),  # tables of ours, and what it looks through
     Path("checks/gpu_state/xid.py"),  # a table of ours
+    Path("nccl_doctor/judge/own_fixes.py"),  # comments of a file
     Path("nccl_doctor/judge/old_values.py"),  # the undo of a step, as it is
 }
 """Modules that may call a text a command."""
@@ -37,6 +38,8 @@ MAKERS = {
     [
         ("kill {}", (["12", 13],), "kill 12 13"),
         ("kill {:number}", (["12", "-1"],), "# kill 12 NUMBER"),
+        ("kill {:number}", ("12 -1",), "# kill NUMBER"),
+        ("x {:number}", ("8080,9000-9100",), "x 8080,9000-9100"),
         ("umount {}", ("/a b",), "umount '/a b'"),
         ("umount {}", ("--all",), "# umount --all"),
         ("export A={}", ("-1",), "export A=-1"),
