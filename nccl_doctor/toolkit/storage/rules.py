@@ -84,7 +84,7 @@ def mount_line(well: Hosts, seats: Iterable[int]) -> str:
         facts = well[seat]
         if is_network(facts["type"]):
             where = facts["mount"]
-            line = shell("mount -t {} {} {}", facts["type"], facts["source"], where)
+            line = shell("mount -t {:name} {} {}", facts["type"], facts["source"], where)
             return Fix(Step(line, undo=shell("umount {}", where)))
     return ""
 
