@@ -62,8 +62,8 @@ from nccl_doctor.api import (
     Step,
     Where,
     likely_address,
+    shell,
     spans_machines,
-    word,
 )
 from nccl_doctor.toolkit.c10d import AGENT_NAMES, NAMES, first_agent, rendezvous_of
 from nccl_doctor.toolkit.hosts import some_of
@@ -204,7 +204,7 @@ class AgentNames(Check):
             {"name": first, "of": owner.label, "astray": wrong},
             fix=Fix(
                 Step(
-                    f"# --local-addr {word(likely[1] if likely else 'ADDRESS')}",
+                    shell("# --local-addr {}", likely[1] if likely else "ADDRESS"),
                     (owner.label,),
                     note="in the line of torchrun; on every other host its own address",
                 )

@@ -49,7 +49,7 @@ from nccl_doctor.api import (
     Skip,
     Step,
     Where,
-    word,
+    shell,
 )
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.variables.recorded import allowed
@@ -116,14 +116,14 @@ class CloudProfile(Check):
                     for name, (own, values) in sorted(differs.items())
                 ]
                 more = f"; and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
-                unset = Step(f"unset {' '.join(sorted(differs)[:_SHOWN])}")
-                read = Step(f". {word(path)}", note="after the job's own lines")
+                unset = Step(shell("unset {:variable}", sorted(differs)[:_SHOWN]))
+                read = Step(shell(". {}", path), note="after the job's own lines")
                 yield Finding(
                     CONTRADICTS,
                     f"{path}: {'; '.join(said[:_SHOWN])}{more}",
                     Where(hosts=(rank.host.label,)),
                     {"differs": differs},
-                    fix=Fix(unset, alternatives=[] if path == f"/{_CONF}" else [Fix(read)]),
+                    fix=Fix(unset, alternatives=[Fix(read)] if path[1:] in _SCRIPTS else []),
                 )
 
 

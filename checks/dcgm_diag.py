@@ -60,6 +60,7 @@ from nccl_doctor.api import (
     Untested,
     Where,
     look,
+    shell,
 )
 from nccl_doctor.toolkit.gpu.dcgm import (
     DiagResult,
@@ -160,7 +161,11 @@ def _finding(host: str, level: int, one: DiagResult) -> Finding:
         GPU_UNHEALTHY if broken else DCGM_UNHEALTHY,
         f"{text}: {one['words']}" if one["words"] else text,
         Where(hosts=(host,), devices=(one["entity"],) if one["entity"] else ()),
-        fix=Fix(look(f"dcgmi diag -r {level}", "while no program uses the GPUs: repeats the test")),
+        fix=Fix(
+            look(
+                shell("dcgmi diag -r {}", level), "while no program uses the GPUs: repeats the test"
+            )
+        ),
         severity=Severity.FAIL if broken else Severity.WARN,
         confidence=Confidence.LIKELY,
         drains=False,  # a limit, another program or a setting may have failed it

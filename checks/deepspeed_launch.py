@@ -48,17 +48,19 @@ from nccl_doctor.api import (
     Severity,
     Skip,
     Step,
+    shell,
 )
 
 NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """The variables that DeepSpeed reads; torch does not need LOCAL_RANK."""
 LEAVE_OUT = ("srun", "mpirun", "mpi", "env")
 """Launchers that do not set all of them; our own launcher sets them later."""
-FROM_SLURM = {
-    "RANK": "$SLURM_PROCID",
-    "LOCAL_RANK": "$SLURM_LOCALID",
-    "WORLD_SIZE": "$SLURM_NTASKS",
-    "MASTER_PORT": "29500",
+_SET = {
+    "RANK": shell("RANK=$SLURM_PROCID"),
+    "LOCAL_RANK": shell("LOCAL_RANK=$SLURM_LOCALID"),
+    "WORLD_SIZE": shell("WORLD_SIZE=$SLURM_NTASKS"),
+    "MASTER_ADDR": shell("MASTER_ADDR=ADDRESS"),
+    "MASTER_PORT": shell("MASTER_PORT=29500"),
 }
 
 NEEDS_MPI4PY = Kind(
@@ -110,12 +112,11 @@ def _version(name: str) -> str | None:
 
 
 def _export(missing: list[str]) -> str:
-    values = {"MASTER_ADDR": "ADDRESS", **FROM_SLURM}
-    words = " ".join(f"{name}={values[name]}" for name in missing)
+    words = [_SET[name] for name in missing if name in _SET]
     known = "MASTER_ADDR" not in missing
     return Fix(
         Step(
-            f"export {words}" if known else f"# export {words}",
+            shell("export {}", words) if known else shell("# export {}", words),
             note="in each task" + ("" if known else "; ADDRESS is that of rank 0's host"),
         )
     )

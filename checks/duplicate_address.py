@@ -57,7 +57,7 @@ from nccl_doctor.api import (
     Where,
     likely_address,
     look,
-    word,
+    shell,
 )
 from nccl_doctor.toolkit.containers import (
     USER_NAT,
@@ -185,10 +185,12 @@ def _beside(
     for owner, theirs in owners:
         if (owner.name, owner.addresses) == (here.name, here.addresses):
             continue
-        place = f"{word(address)}{f'/{prefix}' if prefix else ''} dev {word(nic)}"
-        take = Step(f"ip addr del {place}", on=(here.label,), undo=f"ip addr add {place}")
-        forget = Step(f"ip neigh flush to {word(address)}", On.OTHERS, persists=True)
-        look_first = look(f"ip addr show to {word(address)}", "where it is", on=(here.label,))
+        place = shell("{} dev {}", f"{address}/{prefix}" if prefix else address, nic)
+        take = Step(
+            shell("ip addr del {}", place), on=(here.label,), undo=shell("ip addr add {}", place)
+        )
+        forget = Step(shell("ip neigh flush to {}", address), On.OTHERS, persists=True)
+        look_first = look(shell("ip addr show to {}", address), "where it is", on=(here.label,))
         yield Finding(
             ADDRESS_DUPLICATE,
             f"{address} is the address of {owner.label}, and {here.label} has it too, beside "
@@ -213,7 +215,7 @@ def _fix(address: str, bridged: str, *, apart: bool) -> str:
     if bridged:
         return network_for(bridged)
     return Fix(
-        look(f"arping -D -c 3 {word(address)}", "who answers"),
+        look(shell("arping -D -c 3 {}", address), "who answers"),
         alternatives=["give all but one of them another address"],
     )
 

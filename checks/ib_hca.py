@@ -58,7 +58,7 @@ from nccl_doctor.api import (
     Where,
     look,
     place_of,
-    word,
+    shell,
 )
 from nccl_doctor.toolkit.fabric.down import ports_down, seen_by_rdma
 from nccl_doctor.toolkit.fabric.hca import HCA, HcaList, rdma_settings
@@ -257,7 +257,12 @@ def _single_names(one: _List, everywhere: Collection[tuple[Any, ...]]) -> Iterat
                 OVERMATCH,
                 f"{setting}: {entry} also {does} {', '.join(more)}",
                 one.where | Where(interfaces=tuple(more)),
-                fix=Fix(Step(f"export {HCA}={word(whole)}", undo=f"unset {HCA}")),
+                fix=Fix(
+                    Step(
+                        shell("export {:variable}={}", HCA, whole),
+                        undo=shell("unset {:variable}", HCA),
+                    )
+                ),
             )
 
 

@@ -59,6 +59,7 @@ from nccl_doctor.api import (
     Step,
     Where,
     look,
+    shell,
 )
 from nccl_doctor.toolkit.containers import container_of
 from nccl_doctor.toolkit.host import text_of
@@ -218,12 +219,12 @@ def _allow_netlink(facts: Mapping[str, Any]) -> str:
         return Fix(Step("# apparmor_parser -r FILE", note=note, persists=True))
     if refused == "EACCES" and module:
         if container:
-            return Fix(Step(f"# {container} run --security-opt label=disable"))
+            return Fix(Step(shell("# {} run --security-opt label=disable", container)))
         return Fix(look("ausearch -m avc -ts recent | audit2allow", "the rule that SELinux lacks"))
     if container == "kubernetes":
         return "securityContext: {seccompProfile: {type: Unconfined}} in the spec of the pod"
     if container:
-        return Fix(Step(f"# {container} run --security-opt seccomp=unconfined"))
+        return Fix(Step(shell("# {} run --security-opt seccomp=unconfined", container)))
     return (
         "add AF_NETLINK to RestrictAddressFamilies= of the systemd unit, or allow it in whatever "
         "seccomp filter the job is started under"

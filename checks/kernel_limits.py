@@ -55,13 +55,14 @@ from nccl_doctor.api import (
     Where,
     look,
     master_host,
+    shell,
 )
 from nccl_doctor.toolkit.host import TIME_WAIT, tcp_sockets
 from nccl_doctor.toolkit.net.ports import reserve_port, reserved_ports
 from nccl_doctor.toolkit.net.tcp_counters import read_tcp_counters
 
-_LONGEST = "sysctl -w net.core.somaxconn=65535"
-_WIDEST = 'sysctl -w net.ipv4.ip_local_port_range="1024 65535"'
+_LONGEST = shell("sysctl -w net.core.somaxconn=65535")
+_WIDEST = shell('sysctl -w net.ipv4.ip_local_port_range="1024 65535"')
 LISTEN_BACKLOG_LOW = Kind(
     code="listen-backlog-low",
     layer=Layer.PORT,
@@ -174,7 +175,7 @@ def _backlog(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterator
         f"net.core.somaxconn={longest} for {world} ranks{resets}",
         Where(hosts=(rank.host.label,)),
         {"somaxconn": longest, "abort_on_overflow": facts["abort_on_overflow"]},
-        fix=Fix(Step(_LONGEST, undo=f"sysctl -w net.core.somaxconn={longest}")),
+        fix=Fix(Step(_LONGEST, undo=shell("sysctl -w net.core.somaxconn={}", longest))),
         confidence=Confidence.LIKELY,
     )
 
@@ -209,11 +210,11 @@ def _more_ports(rank: Rank, facts: Mapping[str, Any]) -> Fix:
     port = rank.launch.master_port if rank.launch is not None else None
     low, high = facts["range"]
     before = facts.get("reserved_ports", "")
-    undo = f'sysctl -w net.ipv4.ip_local_port_range="{low} {high}"'
+    undo = shell('sysctl -w net.ipv4.ip_local_port_range="{:number} {:number}"', low, high)
     if port is None:
         return Fix(Step(_WIDEST, undo=undo))
-    undo += f' net.ipv4.ip_local_reserved_ports="{before}"'
-    return Fix(Step(f"{_WIDEST} {reserve_port(port, before)}", undo=undo))
+    undo = shell('{} net.ipv4.ip_local_reserved_ports="{:number}"', undo, before)
+    return Fix(Step(shell("{} {}", _WIDEST, reserve_port(port, before)), undo=undo))
 
 
 def _reserved(setting: str, inside: range) -> int:

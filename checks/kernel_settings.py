@@ -51,7 +51,7 @@ from nccl_doctor.api import (
     Step,
     Where,
     odd_ones_out,
-    word,
+    shell,
 )
 from nccl_doctor.toolkit.hosts import sides_in_words
 
@@ -126,9 +126,9 @@ def _fix(name: str, usual: str | None, values: Collection[str]) -> str:
         return command
     if usual is None:
         note = f"one of {', '.join(sorted(values))}, the same on every host"
-        return Fix(Step(f"# {command.format('NAME')}", On.EVERY, note=note))
+        return Fix(Step(shell("# {}", shell(command, "NAME")), On.EVERY, note=note))
     (old, *more) = sorted({*values} - {usual})
-    return Fix(Step(command.format(word(usual)), undo="" if more else command.format(word(old))))
+    return Fix(Step(shell(command, usual), undo="" if more else shell(command, old)))
 
 
 def _value(path: Path) -> str:

@@ -57,6 +57,7 @@ from nccl_doctor.api import (
     likely_address,
     master_host,
     place_of,
+    shell,
 )
 from nccl_doctor.toolkit.advice import fix_of
 from nccl_doctor.toolkit.gpu.devices import see_other_gpus
@@ -219,7 +220,7 @@ def _problems(cluster: Cluster) -> Iterator[Finding]:
                 problem.message,
                 Evidence.rank_place(rank),
                 evidence={"variables": dict(problem.variables)},
-                fix=fix_of(problem.fix, On.HERE),
+                fix=fix_of(problem.fix, On.HERE, of_host=True),
                 severity=None if kind.severity is Severity.INFO else severity,
             )
 
@@ -243,14 +244,17 @@ def _met_by_a_rule(cluster: Cluster) -> Iterator[Finding]:
     for (address, port), guessed in places.items():
         values = {"MASTER_ADDR": address, "MASTER_PORT": port}
         told = {**values, **better}
-        exports = [f"{name}={told[name]}" for name in guessed]
+        exports = [shell("{:variable}={}", name, told[name]) for name in guessed]
         said = [f"{name} not set, {values[name]} by {by}" for name, by in guessed.items()]
         if better:
             said.append("not all ranks met there")
-        line = f"mpirun -x {' -x '.join(exports)}" if by_mpirun else f"export {' '.join(exports)}"
-        hole = "ADDRESS" in line
+        hole = "ADDRESS" in told.values()
+        if by_mpirun:
+            line = shell("# mpirun {}", [shell("-x {}", each) for each in exports])
+        else:
+            line = shell("# export {}" if hole else "export {}", exports)
         step = Step(
-            f"# {line}" if by_mpirun or hole else line,
+            line,
             On.EVERY,
             note=_ADDRESS_OF_0 if hole else "before the launch",
         )

@@ -61,7 +61,7 @@ from nccl_doctor.api import (
     number_range,
     odd_ones_out,
     place_of,
-    word,
+    shell,
 )
 from nccl_doctor.toolkit.gpu.devices import torch_build
 from nccl_doctor.toolkit.hosts import WHO, who_has_what
@@ -218,7 +218,7 @@ def _shared(files: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
             f"{said} own one file, {shared['file']}",
             evidence=dict(shared),
             fix=Fix(
-                Step(f"pip uninstall -y {' '.join(map(word, names))}", persists=True),
+                Step(shell("pip uninstall -y {:name}", names), persists=True),
                 Step("# pip install NAME", note="the one for torch's CUDA", persists=True),
             ),
         )
@@ -227,14 +227,18 @@ def _shared(files: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
 def _overwritten(libraries: Iterable[Library]) -> Iterator[Finding]:
     for library in libraries:
         wheel, _, version = (library["wheel"] or "").rpartition(" ")
-        again = f"{wheel}=={version}"
         is_own = library["from"] == "wheel" and wheel.lower().startswith("nvidia")
         if is_own and not _is_nccl(library) and not _same(version, library["version"]):
             yield Finding(
                 OVERWRITTEN,
                 f"pip lists {library['wheel']}, but {library['path']} is {library['version']}",
                 evidence=dict(library),
-                fix=Fix(Step(f"pip install --force-reinstall {word(again)}", persists=True)),
+                fix=Fix(
+                    Step(
+                        shell("pip install --force-reinstall {:name}=={:name}", wheel, version),
+                        persists=True,
+                    )
+                ),
             )
 
 

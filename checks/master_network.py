@@ -60,6 +60,7 @@ from nccl_doctor.api import (
     Step,
     Where,
     master_host,
+    shell,
     spans_machines,
 )
 from nccl_doctor.toolkit.c10d import port_of
@@ -162,7 +163,7 @@ class MasterNetwork(Check):
             endpoint = cluster.job.rendezvous.endpoint
             place = f"--rdzv-endpoint={endpoint}: "
             said += "; each host where it is an address of its own takes itself for the endpoint"
-            line = f"# --rdzv-endpoint {address}:{port_of(endpoint)}"
+            line = shell("# --rdzv-endpoint {}:{}", address, port_of(endpoint))
             fix = Fix(Step(line, On.EVERY, note="in the line of torchrun"))
         yield Finding(
             NOT_SHARED,

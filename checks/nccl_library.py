@@ -56,7 +56,7 @@ from nccl_doctor.api import (
     Step,
     Untested,
     odd_ones_out,
-    word,
+    shell,
 )
 from nccl_doctor.toolkit.gpu.devices import torch_build
 from nccl_doctor.toolkit.libraries import fingerprint, in_front, what_loads
@@ -185,11 +185,12 @@ def _collides(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
         text = f"pip lists {said}, but {loaded['path']} is NCCL {loaded['version']}"
     else:
         return
-    names = " ".join(word(wheel["name"]) for wheel in owners)
+    names = [wheel["name"] for wheel in owners]
     fits = f"cu{(facts['cuda'] or '').partition('.')[0]}"
     right = next((w for w in owners if w["name"].endswith(fits)), owners[0])
-    again = word(f"{right['name']}=={right['version']}")
-    fix = Fix(Step(f"pip uninstall -y {names} && pip install {again}", persists=True))
+    line = "pip uninstall -y {:name} && pip install {:name}=={:name}"
+    again = shell(line, names, right["name"], right["version"])
+    fix = Fix(Step(again, persists=True))
     yield Finding(COLLIDE, text, Evidence.rank_place(rank), {"wheels": wheels, **loaded}, fix)
 
 

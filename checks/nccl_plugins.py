@@ -64,6 +64,7 @@ from nccl_doctor.api import (
     Step,
     Untested,
     export,
+    shell,
 )
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.nccl.plugin import (
@@ -236,7 +237,9 @@ def _problem(plugin: Mapping[str, Any], of: PluginType, releases: Set[str]) -> F
         MISSING,
         f"{asked}; {errors}",
         evidence=evidence,
-        fix=Fix(text=MISSING.fix, alternatives=[Fix(Step(f"unset {of.variable}"))]),
+        fix=Fix(
+            text=MISSING.fix, alternatives=[Fix(Step(shell("unset {:variable}", of.variable)))]
+        ),
         severity=severity,
     )
 

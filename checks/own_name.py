@@ -60,8 +60,8 @@ from nccl_doctor.api import (
     fill,
     likely_address,
     odd_ones_out,
+    shell,
     spans_machines,
-    word,
 )
 from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.hosts import is_namesake, published_address, sides_in_words
@@ -171,7 +171,8 @@ def _published(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterat
         other_way = f'put "{nic[1]} {name}" into /etc/hosts' if nic else ""
     elif name.isdecimal():
         kind, message = ADDR_DIGITS_ONLY, f"is read as the IPv4 address {answers[0]}"
-        letter, digits = f"hostnamectl set-hostname n{name}", f"hostnamectl set-hostname {name}"
+        letter = shell("hostnamectl set-hostname n{}", name)
+        digits = shell("hostnamectl set-hostname {}", name)
         note = "a name with a letter; as root"
         other_way = Fix(Step(letter, undo=digits, note=note, persists=True))
     elif published:
@@ -190,7 +191,7 @@ def _published(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterat
         Where(hosts=(rank.host.name,) if rank.host.name else ()),
         fix=Fix(
             Step(
-                f"export GLOO_SOCKET_IFNAME={word(nic[0])}"
+                shell("export GLOO_SOCKET_IFNAME={}", nic[0])
                 if nic
                 else "# export GLOO_SOCKET_IFNAME=NIC",
                 undo="unset GLOO_SOCKET_IFNAME" if nic else "",

@@ -60,6 +60,7 @@ from nccl_doctor.api import (
     export,
     look,
     odd_ones_out,
+    shell,
 )
 from nccl_doctor.toolkit.fabric.hca import HCA, rdma_admits, rdma_settings
 from nccl_doctor.toolkit.fabric.ports import rdma_ports, speaks_verbs, word
@@ -242,7 +243,7 @@ def _apart(
             f"{mine} at index {seen[host]['index']}; the other hosts: {shown}{at}",
             Where(hosts=(host,), interfaces=tuple(keys[host])),
             {"ports": seen[host]["ports"], WHO: who},
-            fix=Fix(Step(f"export {INDEX}={elsewhere[0]}")) if elsewhere else "",
+            fix=Fix(Step(shell("export {:variable}={}", INDEX, elsewhere[0]))) if elsewhere else "",
             confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,
         )
 

@@ -52,7 +52,7 @@ from nccl_doctor.api import (
     Skip,
     Where,
     look,
-    word,
+    shell,
 )
 from nccl_doctor.toolkit.pcie_errors import pcie_errors, pcie_outliers
 from nccl_doctor.toolkit.shared_kinds import PCIE_ERRORS
@@ -94,7 +94,7 @@ class PcieErrors(Check):
                     {"counters": devices[address]},
                     fix=Fix(
                         look(
-                            f"lspci -vvs {word(address)}",
+                            shell("lspci -vvs {}", address),
                             "again after a job; reseat the card, its riser or cable if they grow",
                         )
                     ),

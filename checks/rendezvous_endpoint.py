@@ -56,8 +56,8 @@ from nccl_doctor.api import (
     Where,
     fill,
     likely_address,
+    shell,
     spans_machines,
-    word,
 )
 from nccl_doctor.toolkit.c10d import (
     endpoint_host,
@@ -180,8 +180,9 @@ class RendezvousEndpoint(Check):
             ]
             fix = ""
             if owners:
-                line = "# --rdzv-conf is_host=true"
-                line += f" --local-addr={word(_address(owners[0].addresses))}"
+                line = shell(
+                    "# --rdzv-conf is_host=true --local-addr={}", _address(owners[0].addresses)
+                )
                 fix = Fix(Step(line, (owners[0].label,), note="in the line of torchrun"))
             yield Finding(
                 RDZV_ENDPOINT_UNHOSTED,

@@ -55,7 +55,7 @@ from nccl_doctor.api import (
     Step,
     Where,
     host_labels,
-    word,
+    shell,
 )
 from nccl_doctor.toolkit.nccl.interface_choice import subnet_prefixes
 from nccl_doctor.toolkit.nccl.use_interface import use_interface
@@ -230,14 +230,14 @@ def _fix(strict: Mapping[str, Collection[str]], nic: str) -> Fix:
     """The fix for interfaces by their hosts; `nic`: one that can be used in place of them."""
     loose = (
         Step(
-            f"{setting}=2",
+            shell("{}=2", setting),
             (host,),
-            undo="" if each == "all" else f"{setting}=1",
+            undo="" if each == "all" else shell("{}=1", setting),
             note="loose; as root",
         )
         for host, nics in strict.items()
         for each in sorted(nics)
-        for setting in (f"sysctl -w {word(f'net/ipv4/conf/{each}/rp_filter')}",)
+        for setting in (shell("sysctl -w {}", f"net/ipv4/conf/{each}/rp_filter"),)
     )
     return Fix(*loose, alternatives=[Fix(use_interface(nic, gloo=False))])
 

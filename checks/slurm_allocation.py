@@ -51,6 +51,7 @@ from nccl_doctor.api import (
     Step,
     Where,
     export,
+    shell,
 )
 from nccl_doctor.toolkit.c10d import endpoint_host, rendezvous_of
 from nccl_doctor.toolkit.hosts import everybody_came_in
@@ -139,7 +140,9 @@ class SlurmAllocation(Check):
             fix = Fix(export(MASTER_ADDR=first), alternatives=[Fix(_FIRST)])
             if any(other.get("first") == [] for _, other in cluster.facts(self.name)):
                 note = f"the name {first} does not resolve on all of them"
-                fix = Fix(Step(f"export MASTER_ADDR={address_of(first)}", On.EVERY, note=note))
+                fix = Fix(
+                    Step(shell("export MASTER_ADDR={}", address_of(first)), On.EVERY, note=note)
+                )
             known = ", SLURM_LAUNCH_NODE_IPADDR" if launch else ""
             yield Finding(
                 MASTER_OUTSIDE_ALLOCATION,
@@ -167,7 +170,7 @@ def _beyond(cluster: Cluster) -> Iterator[Finding]:
     if beyond and all(each == lists[0] for each in lists):
         fix = Fix(
             *start_with(firsts, "nnodes", len(listed), On.EVERY),
-            alternatives=[Fix(Step(f"# sbatch --nodes {cluster.nnodes}", note=_MORE))],
+            alternatives=[Fix(Step(shell("# sbatch --nodes {}", cluster.nnodes), note=_MORE))],
         )
         yield Finding(
             NNODES_BEYOND,

@@ -56,7 +56,7 @@ from nccl_doctor.api import (
     Where,
     export,
     look,
-    word,
+    shell,
 )
 
 
@@ -178,14 +178,18 @@ def _fix(tried: Sequence[str], good: str) -> Fix:
     """
     name, folder, error = tried
     step = export(**{name: good or "FOLDER"})
-    command = step.command if good else f"# {step.command}"
-    other = Fix(replace(step, command=command, on=On.HERE, undo=f"export {name}={word(folder)}"))
+    command = step.command if good else shell("# {}", step.command)
+    other = Fix(
+        replace(
+            step, command=command, on=On.HERE, undo=shell("export {:variable}={}", name, folder)
+        )
+    )
     if os.strerror(errno.ENOENT) in error:
-        make = Step(f"mkdir -p {word(folder)}", undo=f"rmdir {word(folder)}", persists=True)
+        make = Step(shell("mkdir -p {}", folder), undo=shell("rmdir {}", folder), persists=True)
         return Fix(make, alternatives=[other])
-    looks = {errno.ENOSPC: "df -h", errno.EROFS: "findmnt -T"}
-    see = next((said for number, said in looks.items() if os.strerror(number) in error), "ls -ld")
-    return Fix(*other.steps, alternatives=[Fix(look(f"{see} {word(folder)}", "repair the folder"))])
+    full, read_only = (os.strerror(each) in error for each in (errno.ENOSPC, errno.EROFS))
+    see = "df -h {}" if full else "findmnt -T {}" if read_only else "ls -ld {}"
+    return Fix(*other.steps, alternatives=[Fix(look(shell(see, folder), "repair the folder"))])
 
 
 def _named(variable: str) -> str:

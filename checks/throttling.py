@@ -47,6 +47,7 @@ from nccl_doctor.api import (
     BEFORE,
     Check,
     Cluster,
+    Command,
     Confidence,
     Context,
     Finding,
@@ -62,7 +63,7 @@ from nccl_doctor.api import (
     Turn,
     Where,
     export,
-    word,
+    shell,
 )
 from nccl_doctor.toolkit.cgroup import cpu_throttling, memory_throttling
 from nccl_doctor.toolkit.containers import container_of
@@ -212,15 +213,15 @@ def _more_cpu(limit: Mapping[str, Any], cpus: int, rank: Rank, late: Mapping[str
     if container:
         known = _CONTAINER_ID.fullmatch(name) is not None
         step = Step(
-            f"{container} update --cpus={cpus} {name}"
+            shell("{} update --cpus={} {}", container, cpus, name)
             if known
-            else f"# {container} update --cpus={cpus} NAME",
+            else shell("# {} update --cpus={} NAME", container, cpus),
             note="on the machine of the container" + ("" if known else "; NAME is the container's"),
         )
         return Fix(step, alternatives=[fewer])
     two = file.endswith("cpu.max")
     old = f"{limit['quota_us']} {limit['period_us']}" if two else str(limit["quota_us"])
-    step = _systemctl(file, "CPUQuota=") or _written(file, "max" if two else "-1", old)
+    step = _systemctl(file, shell("CPUQuota=")) or _written(file, "max" if two else "-1", old)
     return Fix(step, alternatives=[fewer])
 
 
@@ -255,12 +256,14 @@ def _memory(rank: Rank, early: Mapping[str, Any], late: Mapping[str, Any]) -> It
 def _more_memory(file: str, high: int, container: str) -> str:
     twice, container = math.ceil(2 * high / _GIB), _holder(file, container)
     if "slurm" in file:
-        return Fix(Step(f"# srun --mem={twice}G"), alternatives=["start fewer ranks on the host"])
+        return Fix(
+            Step(shell("# srun --mem={}G", twice)), alternatives=["start fewer ranks on the host"]
+        )
     if container == "kubernetes":
         return f"resources.limits.memory: {twice}Gi in the manifest of the pod"
     if container:
         return ""  # where the group is on the machine cannot be seen from here
-    return Fix(_systemctl(file, "MemoryHigh=infinity") or _written(file, "max", str(high)))
+    return Fix(_systemctl(file, shell("MemoryHigh=infinity")) or _written(file, "max", str(high)))
 
 
 # Both ---------------------------------------------------------------------------------------------
@@ -292,15 +295,21 @@ def _holder(file: str, container: str) -> str:
 
 def _written(file: str, new: str, old: str) -> Step:
     """Step that writes a limit of a control group."""
-    path = word(f"/sys/fs/cgroup/{file}")
-    return Step(f"echo {word(new)} > {path}", undo=f"echo {word(old)} > {path}", note="as root")
+    path = f"/sys/fs/cgroup/{file}"
+    return Step(
+        shell("echo {} > {}", new, path), undo=shell("echo {} > {}", old, path), note="as root"
+    )
 
 
-def _systemctl(file: str, setting: str) -> Step | None:
+def _systemctl(file: str, setting: Command) -> Step | None:
     """Step that changes a limit of a systemd unit; None if the group is none."""
     unit = PurePosixPath(file).parent.name
     if not _UNIT.fullmatch(unit):
         return None
-    who = "systemctl --user" if "/user@" in f"/{file}" and unit[:5] != "user@" else "systemctl"
+    who = (
+        shell("systemctl --user")
+        if "/user@" in f"/{file}" and unit[:5] != "user@"
+        else shell("systemctl")
+    )
     root = "" if "--user" in who else "as root"
-    return Step(f"{who} set-property --runtime {word(unit)} {setting}", note=root)
+    return Step(shell("{} set-property --runtime {} {}", who, unit, setting), note=root)

@@ -31,6 +31,9 @@ from nccl_doctor.model.cluster import Host as Host
 from nccl_doctor.model.cluster import Outcome as Outcome
 from nccl_doctor.model.cluster import OutcomeStatus as OutcomeStatus
 from nccl_doctor.model.cluster import Rank as Rank
+from nccl_doctor.model.commands import Command as Command
+from nccl_doctor.model.commands import shell as shell
+from nccl_doctor.model.commands import word as word
 from nccl_doctor.model.findings import Confidence as Confidence
 from nccl_doctor.model.findings import Figure as Figure
 from nccl_doctor.model.findings import Finding as Finding
@@ -50,7 +53,6 @@ from nccl_doctor.model.fixes import export as export
 from nccl_doctor.model.fixes import fill as fill
 from nccl_doctor.model.fixes import fill_each as fill_each
 from nccl_doctor.model.fixes import look as look
-from nccl_doctor.model.fixes import word as word
 from nccl_doctor.model.job import Job as Job
 from nccl_doctor.model.launch import Launch as Launch
 from nccl_doctor.model.launch import LaunchProblem as LaunchProblem

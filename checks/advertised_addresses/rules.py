@@ -18,7 +18,7 @@ from nccl_doctor.api import (
     Severity,
     Step,
     Where,
-    word,
+    shell,
 )
 from nccl_doctor.toolkit.peers.matrix import PeerCall, outcome_of, sure_attempts
 
@@ -205,11 +205,11 @@ def _finding(kind: Kind, group: Sequence[_Told], said: str, severity: Severity) 
     variable = first.by if first.by in VARIABLES else _PIN[0]
     steps = [
         Step(
-            f"export {variable}={word(each.facts['data'])}",
+            shell("export {:variable}={}", variable, each.facts["data"]),
             (each.rank.host.label,),
-            undo=f"export {variable}={word(each.value)}"
+            undo=shell("export {:variable}={}", variable, each.value)
             if first.by in VARIABLES
-            else f"unset {variable}",
+            else shell("unset {:variable}", variable),
         )
         for each in group
         if each.facts["data"] and each.facts["data"] != each.address

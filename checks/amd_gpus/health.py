@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.api import Confidence, Fix, Kind, Severity, Step, look
+from nccl_doctor.api import Confidence, Fix, Kind, Severity, Step, look, shell
 from nccl_doctor.toolkit.gpu.ends import certainty_of_reader
 from nccl_doctor.toolkit.gpu.kinds import (
     BUNDLE,
@@ -216,7 +216,7 @@ def _busy(gpu: Gpu, own: Collection[int]) -> Iterator[Trouble]:
         GPU_BUSY,
         f"{who} {'uses' if len(strange) == 1 else 'use'} it",
         Fix(
-            Step(f"kill {' '.join(known)}", note="if nobody needs it", persists=True)
+            Step(shell("kill {:number}", known), note="if nobody needs it", persists=True)
             if known
             else look("amd-smi process")
         ),
@@ -257,8 +257,8 @@ def _clocks(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
             f"power limit {now / 1000:g} W, default {usual / 1000:g} W",
             Fix(
                 Step(
-                    f"# amd-smi set -g BUS_ID --power-cap {usual // 1000}",
-                    undo=f"# amd-smi set -g BUS_ID --power-cap {now // 1000}",
+                    shell("# amd-smi set -g BUS_ID --power-cap {}", usual // 1000),
+                    undo=shell("# amd-smi set -g BUS_ID --power-cap {}", now // 1000),
                     note="as root, if this is not intended",
                 )
             ),

@@ -21,6 +21,7 @@ from nccl_doctor.api import (
     number_range,
     odd_ones_out,
     place_of,
+    shell,
 )
 from nccl_doctor.toolkit.gpu.devices import EXCLUSIVE_PROCESS, count_gpus
 from nccl_doctor.toolkit.gpu.mps import hosts_with_mps
@@ -210,7 +211,7 @@ def _visible_differs(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
             {"seen": sides},
             Fix(
                 Step(
-                    f"# srun --gpus-per-node={len(mine)} --gpu-bind=none",
+                    shell("# srun --gpus-per-node={} --gpu-bind=none", len(mine)),
                     note="not for each task: every rank of a host sees all its GPUs",
                 )
             ),

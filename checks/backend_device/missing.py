@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nccl_doctor.api import (
-    Finding,
-    Fix,
-    Kind,
-    Layer,
-    On,
-    Step,
-    look,
-)
+from nccl_doctor.api import Finding, Fix, Kind, Layer, On, Step, look, shell
 
 _WAYS = ("start as many ranks as the host has GPUs", "in a container: request all")
 MISSING = Kind(
@@ -40,12 +32,13 @@ _OF_AMD = Fix(
     alternatives=_WAYS,
 )
 _RANKS = {
-    "srun": "--ntasks-per-node={gpus}",
-    "mpirun": "--map-by ppr:{gpus}:node",
-    "mpi": "-ppn {gpus}",
-    "deepspeed": "--num_gpus {gpus}",
-    "accelerate": "--num_processes {all}",
+    "srun": "# --ntasks-per-node={}",
+    "mpirun": "# --map-by ppr:{}:node",
+    "mpi": "# -ppn {}",
+    "deepspeed": "# --num_gpus {}",
+    "accelerate": "# --num_processes {}",  # of all hosts
 }
+_BY_TORCHRUN = "# --nproc-per-node {}"
 """How many ranks a launcher starts on a host; by torchrun's option for all others."""
 _BY_HAND = {
     "ray": "ScalingConfig(use_gpu=True, resources_per_worker={{'GPU': 1}})",
@@ -84,10 +77,11 @@ def ranks_for(gpus: int, launcher: str, nnodes: int, other: str) -> str:
     """The fix that starts as many ranks on a host as it has GPUs; `other`: another way."""
     if launcher in _BY_HAND:
         return Fix(text=_BY_HAND[launcher].format(gpus=gpus), alternatives=[other])
-    line = _RANKS.get(launcher, "--nproc-per-node {gpus}").format(gpus=gpus, all=gpus * nnodes)
+    option = _RANKS.get(launcher, _BY_TORCHRUN)
+    line = shell(option, gpus * nnodes if launcher == "accelerate" else gpus)
     where = "in the line that starts the job"
     slots = f"; and slots={gpus} in its hostfile" if launcher == "deepspeed" else ""
-    return Fix(Step(f"# {line}", On.EVERY, note=where + slots), alternatives=[other])
+    return Fix(Step(line, On.EVERY, note=where + slots), alternatives=[other])
 
 
 def no_gpu(facts: Mapping[str, Any]) -> Finding:
@@ -104,4 +98,4 @@ def no_gpu(facts: Mapping[str, Any]) -> Finding:
 
 def show_all(facts: Mapping[str, Any]) -> Fix:
     """The fix for GPUs that variables hide."""
-    return Fix(Step(f"unset {' '.join(facts['visible'])}"))
+    return Fix(Step(shell("unset {:variable}", list(facts["visible"]))))

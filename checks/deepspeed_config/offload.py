@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nccl_doctor.api import Confidence, Fix, On, Severity, Step, word
+from nccl_doctor.api import Confidence, Fix, On, Severity, Step, shell
 from nccl_doctor.toolkit.raise_limits import LOCK_MORE, MORE_MEMORY
 
 from .table import Problem, Settings, whole
@@ -91,7 +91,7 @@ def _paths(paths: Mapping[str, Mapping[str, Any]], hosts: int) -> Iterator[Probl
                 f"nvme_path {path}: {seen['error']}",
                 Fix(
                     Step(
-                        f"mkdir -p {word(path)}",
+                        shell("mkdir -p {}", path),
                         On.EVERY,
                         note="on a local NVMe disk that the job may write to",
                         persists=True,

@@ -58,6 +58,7 @@ from nccl_doctor.api import (
     Skip,
     Step,
     Untested,
+    shell,
 )
 from nccl_doctor.toolkit.groups.attempts import attempt_deadline, attempts_of
 from nccl_doctor.toolkit.groups.culprits import judge_groups, rounds_again
@@ -197,7 +198,7 @@ def _does_not_divide(cluster: Cluster) -> Finding:
             "nearest": near,
         },
         fix=Fix(
-            Step(f"# --mesh {near[0]}", note="and the same sizes in the job"),
+            Step(shell("# --mesh {}", near[0]), note="and the same sizes in the job"),
             alternatives=[f"start {needed} ranks"],
         ),
     )

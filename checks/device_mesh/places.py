@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from nccl_doctor.api import Cluster, Fix, Step
+from nccl_doctor.api import Cluster, Fix, Step, shell
 from nccl_doctor.toolkit.mesh import Mesh, Span, mesh_in_words, order_inside, spans
 
 _TENSOR = frozenset(
@@ -91,7 +91,7 @@ def _trouble(mesh: Mesh, span: Span, hosts: Sequence[str]) -> Iterator[tuple[str
         better = mesh_in_words(order)
         yield (
             f"{name} crosses hosts; in the order {better} it would not",
-            Fix(Step(f"# --mesh {better}", note="and the same order in the job")),
+            Fix(Step(shell("# --mesh {}", better), note="and the same order in the job")),
         )
     elif name.lower() not in _TENSOR:
         return

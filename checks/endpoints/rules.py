@@ -19,7 +19,7 @@ from nccl_doctor.api import (
     Where,
     host_labels,
     look,
-    word,
+    shell,
 )
 from nccl_doctor.toolkit.firewall.portrules import fits, how_to_let_pass, stopped_by
 from nccl_doctor.toolkit.hosts import link_names
@@ -180,7 +180,7 @@ class Endpoints:
                     f"{endpoint}: the name does not resolve: {one['error']}",
                     Where(hosts=(self._labels[seat],)),
                     fix=Fix(
-                        look(f"getent hosts {word(host)}"),
+                        look(shell("getent hosts {}", host)),
                         alternatives=["correct the name, or add it to /etc/hosts or name server"],
                     ),
                 )
@@ -309,9 +309,11 @@ def _port(endpoint: str, one: Facts, where: Where) -> Iterator[Finding]:
         if held["pid"] is None:
             who = "a process that this user may not see"
             who += f" (user id {held['uid']})" if held["uid"] is not None else ""
-        first = look(f"sudo ss -ltnp 'sport = :{port}'", "if that is not the service itself")
+        first = look(
+            shell("sudo ss -ltnp 'sport = :{:number}'", port), "if that is not the service itself"
+        )
         if held["pid"]:
-            first = Step(f"kill {held['pid']}", note=first.note)
+            first = Step(shell("kill {:number}", held["pid"]), note=first.note)
         yield Finding(
             IN_USE,
             f"{endpoint} is held by {who}",
@@ -338,8 +340,10 @@ def _port(endpoint: str, one: Facts, where: Where) -> Iterator[Finding]:
             where,
             fix=Fix(
                 Step(
-                    f"sysctl -w {reserve_port(port, one['reserved'])}",
-                    undo=f'sysctl -w net.ipv4.ip_local_reserved_ports="{one["reserved"]}"',
+                    shell("sysctl -w {}", reserve_port(port, one["reserved"])),
+                    undo=shell(
+                        'sysctl -w net.ipv4.ip_local_reserved_ports="{:number}"', one["reserved"]
+                    ),
                     note="as root",
                 ),
                 alternatives=[f"give the service a port below {low}"],

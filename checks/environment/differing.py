@@ -6,16 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from nccl_doctor.api import (
-    Confidence,
-    Fix,
-    Severity,
-    Step,
-    Where,
-    export,
-    place_of,
-    word,
-)
+from nccl_doctor.api import Confidence, Fix, Severity, Step, Where, export, place_of, shell
 from nccl_doctor.toolkit.hosts import sides_in_words
 from nccl_doctor.toolkit.variables.table import Variable, table
 from nccl_doctor.toolkit.variables.values import canonical
@@ -200,9 +191,9 @@ def _not_forwarded(seen: Seen, names: Sequence[str]) -> str:
     note = "the deepspeed launcher passes on only NCCL*, PYTHON*, MLFLOW*, MV2* and UCX* by itself"
     kept = [
         Step(
-            f"echo {word(f'{name}={value}')} >> ~/.deepspeed_env",
+            shell("echo {} >> ~/.deepspeed_env", f"{name}={value}"),
             (first.label,),
-            undo=f"sed -i '/^{name}=/d' ~/.deepspeed_env",
+            undo=shell("sed -i '/^{:variable}=/d' ~/.deepspeed_env", name),
             note=note,
             persists=True,
         )

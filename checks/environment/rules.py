@@ -7,13 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from nccl_doctor.api import (
-    Fix,
-    On,
-    Severity,
-    Step,
-    word,
-)
+from nccl_doctor.api import Fix, On, Severity, Step, shell
 from nccl_doctor.toolkit.nccl.interface_choice import NCCL_VARIABLE, Filter
 from nccl_doctor.toolkit.variables.table import AUTO, Leftover, Limit, Variable, table
 from nccl_doctor.toolkit.variables.values import canonical, misread, refused
@@ -72,7 +66,12 @@ def _unknown_names(view: View) -> Iterator[Problem]:
         fix = view.drop(name)
         if meant:
             value = view.original(name)
-            same = Fix(Step(f'export {meant}="${name}"', undo=f"unset {meant}"))
+            same = Fix(
+                Step(
+                    shell('export {:variable}="${:variable}"', meant, name),
+                    undo=shell("unset {:variable}", meant),
+                )
+            )
             fix = all_of(same if value is None else view.put(meant, value), fix)
         elif advice:
             fix = Fix(*(replace(step, note=advice) for step in fix.steps), text=f"{fix}: {advice}")
@@ -169,8 +168,9 @@ def _lines_of_files(view: View) -> Iterator[Problem]:
 
 def _moved(name: str, fault: Mapping[str, Any]) -> Fix:
     """The fix that takes a variable out of a file that its library does not read."""
-    value = f"sed -n '{fault['line']}s/^[^=]*=//p' {word(fault['path'])}"
-    step = Step(f'export {name}="$({value})"', undo=f"unset {name}")
+    value = shell("sed -n '{:number}s/^[^=]*=//p' {}", fault["line"], fault["path"])
+    take = shell('export {:variable}="$({})"', name, value)
+    step = Step(take, undo=shell("unset {:variable}", name))
     return Fix(step, text=f"{step.command} in the environment of the job")
 
 

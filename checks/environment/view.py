@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from nccl_doctor.api import Cluster, Confidence, Fix, Rank, Severity, Step, Where, word
+from nccl_doctor.api import Cluster, Command, Confidence, Fix, Rank, Severity, Step, Where, shell
 from nccl_doctor.toolkit.masking import MASK
 from nccl_doctor.toolkit.variables.recorded import SET
 from nccl_doctor.toolkit.variables.table import Variable, table
@@ -129,15 +129,18 @@ class View:
         setting = self._settings.get(name, {"origin": ENVIRONMENT})
         ray = f"{_AT_RAY}, {_OR_RAY}" if self.launcher == "ray" else ""
         if setting["origin"] == ENVIRONMENT:
-            step = Step(f"export {name}={word(value)}", undo=self._back(name), note=ray.strip())
+            step = Step(
+                shell("export {:variable}={}", name, value), undo=self._back(name), note=ray.strip()
+            )
             return Fix(step, text=step.command + ray)
         text = f"write {name}={value} in line {setting['line']} of {setting['origin']}"
         before = str(setting["value"])
         if not (_PLAIN.fullmatch(value) and _PLAIN.fullmatch(before)):
             return Fix(text=text)
 
-        def written(new: str) -> str:
-            return f"sed -i '{setting['line']}s|.*|{name}={new}|' {word(setting['origin'])}"
+        def written(new: str) -> Command:
+            line, file = setting["line"], setting["origin"]
+            return shell("sed -i '{:number}s|.*|{:variable}={:plain}|' {}", line, name, new, file)
 
         return Fix(Step(written(value), undo=written(before), persists=True), text=text)
 
@@ -146,19 +149,20 @@ class View:
         setting = self._settings.get(name, {"origin": ENVIRONMENT})
         ray = _AT_RAY if self.launcher == "ray" else ""
         if setting["origin"] == ENVIRONMENT:
-            step = Step(f"unset {name}", undo=self._back(name), note=ray.strip())
+            step = Step(shell("unset {:variable}", name), undo=self._back(name), note=ray.strip())
             return Fix(step, text=step.command + ray)
-        line, file = setting["line"], word(setting["origin"])
-        hide, show = f"sed -i '{line}s/^/# /' {file}", f"sed -i '{line}s/^# //' {file}"
+        line, file = setting["line"], setting["origin"]
+        hide = shell("sed -i '{:number}s/^/# /' {}", line, file)
+        show = shell("sed -i '{:number}s/^# //' {}", line, file)
         text = f"remove line {line} ({name}) from {setting['origin']}"
         return Fix(Step(hide, undo=show, persists=True), text=text)
 
-    def _back(self, name: str) -> str:
+    def _back(self, name: str) -> Command:
         """The command that restores what the environment has; empty where that is not known."""
         if name not in self._settings and name not in self.given:
-            return f"unset {name}"
+            return shell("unset {:variable}", name)
         value = self.original(name)
-        return "" if value is None else f"export {name}={word(value)}"
+        return shell("export {:variable}={}", name, value) if value is not None else Command()
 
     def original(self, name: str) -> str | None:
         """The value in the environment of the rank; None where it is not recorded as it is."""

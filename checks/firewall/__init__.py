@@ -85,6 +85,7 @@ from nccl_doctor.api import (
     Where,
     fill,
     host_labels,
+    shell,
 )
 from nccl_doctor.toolkit.firewall.netfilter import quote_hit
 from nccl_doctor.toolkit.hosts import link_names
@@ -392,9 +393,9 @@ def _without_routes(matrix: _Matrix, dead: Iterable[tuple[str, int]]) -> Fix:
     return Fix(
         *(
             Step(
-                f"ip route del {route}",
+                shell("ip route del {}", route.split()),
                 on=(matrix.labels[seat],),
-                undo=f"ip route add {route}",
+                undo=shell("ip route add {}", route.split()),
             )
             for route, seat in dead
         )

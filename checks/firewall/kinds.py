@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.api import Fix, Kind, Layer, On, Step, look, word
+from nccl_doctor.api import Fix, Kind, Layer, On, Step, look, shell
 from nccl_doctor.toolkit.nccl.use_interface import CHOOSE
 from nccl_doctor.toolkit.peers.matrix import PeerCall
 
@@ -91,29 +91,28 @@ _PAYLOADS = (8972, 4472, 1472, 1452, 1432, 1412, 1392, 1372, 1352, 1322, 1272, 1
 
 def lower_mtu(call: PeerCall, caller: str) -> Fix:
     """The fix for a path that loses large packets: the MTU that it carries, for both its ends."""
-    bare, device = call.address.partition("%")[0], word(call.interface.partition(":")[0])
+    bare, device = call.address.partition("%")[0], call.interface.partition(":")[0]
     others = [Fix(text='let ICMP "fragmentation needed" pass on the way')]
     if call.carries:
-        set_it = f"ip link set dev {device} mtu"
+        set_it = shell("ip link set dev {} mtu", device)
         lower = Step(
-            f"{set_it} {call.carries}",
+            shell("{} {}", set_it, call.carries),
             on=On.EVERY,
-            undo=f"{set_it} {call.mtu}",
+            undo=shell("{} {}", set_it, call.mtu),
             note="the largest packets that pass; the MTU has to be the same on all hosts",
         )
         return Fix(lower, alternatives=others)
     headers = 48 if ":" in bare else 28
-    sizes = " ".join(str(payload) for payload in _PAYLOADS)
-    ping = f"ping -c 2 -W 1 -M do -s $size {word(call.address)} > /dev/null 2>&1"
-    print_it = f'echo "MTU $((size + {headers}))"'
+    ping = shell("ping -c 2 -W 1 -M do -s $size {} > /dev/null 2>&1", call.address)
+    print_it = shell('echo "MTU $((size + {:number}))"', headers)
     return Fix(
         look(
-            f"for size in {sizes}; do {ping} && {print_it} && break; done",
+            shell("for size in {}; do {} && {} && break; done", _PAYLOADS, ping, print_it),
             "prints the MTU that the path carries",
             on=(caller,),
         ),
         Step(
-            f"# ip link set dev {device} mtu SIZE",
+            shell("# ip link set dev {} mtu SIZE", device),
             on=On.EVERY,
             note="SIZE is that MTU; it has to be the same on all hosts of the network",
         ),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nccl_doctor.api import Cluster, Fix, Rank, Step
+from nccl_doctor.api import Cluster, Command, Fix, Rank, Step, shell
 from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules
 from nccl_doctor.toolkit.net.ports import reserve_port
 from nccl_doctor.toolkit.peers.matrix import PeerCall
@@ -72,14 +72,23 @@ def how_to_stay_inside(
         # The kernel would give the port of the store to somebody else.
         inside = port is not None and low <= port <= high
         before = facts.get("reserved", "")
-        reserve = f" {reserve_port(port or 0, before)}" if inside else ""
-        restore = f" net.ipv4.ip_local_reserved_ports={before}" if inside else ""
+        reserve = shell(" {}", reserve_port(port or 0, before)) if inside else Command()
+        restore = (
+            shell(" net.ipv4.ip_local_reserved_ports={:number}", before) if inside else Command()
+        )
         old = " ".join(map(str, ranges.get(seat, ())))
         steps.append(
             Step(
-                f'sysctl -w net.ipv4.ip_local_port_range="{low} {high}"{reserve}',
+                shell(
+                    'sysctl -w net.ipv4.ip_local_port_range="{:number} {:number}"{}',
+                    low,
+                    high,
+                    reserve,
+                ),
                 on=(rank.host.label,),
-                undo=f'sysctl -w net.ipv4.ip_local_port_range="{old}"{restore}' if old else "",
+                undo=shell('sysctl -w net.ipv4.ip_local_port_range="{:number}"{}', old, restore)
+                if old
+                else "",
                 note=f"{high - low + 1} ports are open, about {needed} needed",
             )
         )

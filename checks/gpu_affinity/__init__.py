@@ -60,6 +60,7 @@ from nccl_doctor.api import (
     Where,
     number_range,
     place_of,
+    shell,
 )
 from nccl_doctor.toolkit.fabric.down import ports_down, seen_by_rdma
 from nccl_doctor.toolkit.fabric.rails import rails_of
@@ -86,7 +87,7 @@ FAR = Kind(
 
 def _on_node(node: int) -> Fix:
     """The fix that starts a rank on the CPUs of a NUMA node."""
-    line = f"# numactl --cpunodebind={node} --preferred={node}"
+    line = shell("# numactl --cpunodebind={} --preferred={}", node, node)
     return Fix(Step(line, note="before the program of this rank"), alternatives=[_NEAR])
 
 

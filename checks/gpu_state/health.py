@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.api import Confidence, Fix, Severity, Step, look
+from nccl_doctor.api import Confidence, Fix, Severity, Step, look, shell
 from nccl_doctor.toolkit.gpu.ends import certainty_of_reader
 from nccl_doctor.toolkit.gpu.kinds import (
     BUNDLE,
@@ -104,7 +104,7 @@ def _without_answer(
             f"its state is not known: reading the answer to {gpu['raised']['call']} ended with "
             f"{gpu['raised']['how']}",
             Fix(
-                look(f"nvidia-smi -q -i {gpu['index']}"),
+                look(shell("nvidia-smi -q -i {}", gpu["index"])),
                 alternatives=[BUNDLE],
             ),
             Severity.WARN,
@@ -329,8 +329,8 @@ def _power(gpu: Gpu, peers: Peers) -> Iterator[Trouble]:
             f"power limit {now / 1000:g} W, default {usual / 1000:g} W",
             Fix(
                 Step(
-                    f"# nvidia-smi -i BUS_ID -pl {usual / 1000:g}",
-                    undo=f"# nvidia-smi -i BUS_ID -pl {now / 1000:g}",
+                    shell("# nvidia-smi -i BUS_ID -pl {}", f"{usual / 1000:g}"),
+                    undo=shell("# nvidia-smi -i BUS_ID -pl {}", f"{now / 1000:g}"),
                     note="as root, if this is not intended",
                 )
             ),

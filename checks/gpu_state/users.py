@@ -19,6 +19,7 @@ from nccl_doctor.api import (
     Step,
     look,
     number_range,
+    shell,
 )
 from nccl_doctor.toolkit.forks import OURS
 from nccl_doctor.toolkit.gpu.kinds import GPU_BUSY
@@ -180,7 +181,7 @@ def busy_troubles(gpu: Gpu, users: Users) -> Iterator[Trouble]:
         yield Trouble(
             GPU_BUSY,
             f"{who} uses it" if len(strange) == 1 else f"{who} use it",
-            Fix(Step(f"kill {' '.join(known)}", note="if nobody needs it", persists=True))
+            Fix(Step(shell("kill {:number}", known), note="if nobody needs it", persists=True))
             if known
             else "",
             severity,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.api import Fix, Severity, Step, look
+from nccl_doctor.api import Command, Fix, Severity, Step, look, shell
 from nccl_doctor.toolkit.tables import read_table
 
 _RECOVERY = 154
@@ -43,8 +43,10 @@ def asks_for_nothing(seen: Mapping[str, Any]) -> bool:
 
 def _fix(row: Mapping[str, Any]) -> Fix:
     note, ways = row.get("note", ""), row.get("or", ())
-    steps = [Step(f"# {line}", note=note, persists=True) for line in row.get("run", ())]
-    steps += [look(line, "" if steps else note) for line in row.get("shows", ())]
+    steps = [
+        Step(shell("# {}", Command(line)), note=note, persists=True) for line in row.get("run", ())
+    ]
+    steps += [look(Command(line), "" if steps else note) for line in row.get("shows", ())]
     return Fix(*steps, alternatives=ways) if steps else Fix(text=ways[0], alternatives=ways[1:])
 
 

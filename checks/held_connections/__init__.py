@@ -88,6 +88,7 @@ from nccl_doctor.api import (
     Where,
     export,
     host_labels,
+    shell,
 )
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.nccl.survey import given_answer, other_answers, survey
@@ -358,15 +359,17 @@ def _finding(
     )
 
 
-_REMEMBER = "sysctl -w net.netfilter.nf_conntrack_tcp_timeout_established=432000"
+_REMEMBER = shell("sysctl -w net.netfilter.nf_conntrack_tcp_timeout_established=432000")
 
 
 def _fix(loss: Loss, forgetful: Sequence[str]) -> str:
     if forgetful:
         return Fix(Step(_REMEMBER, tuple(sorted(forgetful))))
     keep_s = max(1, int(min(_LONGEST_KEPT_S, loss.after_s / 2)))
-    on_ec2 = "# aws ec2 modify-network-interface-attribute --network-interface-id DEVICE "
-    on_ec2 += "--connection-tracking-specification TcpEstablishedTimeout=432000"
+    on_ec2 = shell(
+        "# aws ec2 modify-network-interface-attribute --network-interface-id DEVICE "
+        "--connection-tracking-specification TcpEstablishedTimeout=432000"
+    )
     keep = export(LD_PRELOAD="libkeepalive.so.0", KEEPIDLE=str(keep_s), KEEPINTVL=str(keep_s))
     why = "where it cannot be raised (net.ipv4.tcp_keepalive_time alone does nothing)"
     return Fix(
@@ -374,7 +377,7 @@ def _fix(loss: Loss, forgetful: Sequence[str]) -> str:
         f"{seconds(loss.after_s)}",
         alternatives=[
             Fix(Step(on_ec2, note="EC2; DEVICE is the eni", persists=True)),
-            Fix(Step(f"# {_REMEMBER}", note="on a Linux firewall between them")),
+            Fix(Step(shell("# {}", _REMEMBER), note="on a Linux firewall between them")),
             Fix(replace(keep, note=why)),
         ],
     )

@@ -65,7 +65,7 @@ from nccl_doctor.api import (
     Where,
     host_labels,
     look,
-    word,
+    shell,
 )
 from nccl_doctor.toolkit.nccl.answer import Answer, ask_nccl
 from nccl_doctor.toolkit.nccl.interface_choice import COMM_ID, NCCL_VARIABLE
@@ -282,7 +282,7 @@ def _left_out(rank: Rank, choice: Mapping[str, Any], said: str) -> Iterator[Find
             {"decided by": choice["reason"], "left out": skipped},
             fix=Fix(
                 *(
-                    Step(f"ip link set {word(name)} up", undo=f"ip link set {word(name)} down")
+                    Step(shell("ip link set {} up", name), undo=shell("ip link set {} down", name))
                     for name in skipped
                 ),
                 alternatives=[Fix(text=f"check the cable, or take it out of {choice['variable']}")],
@@ -355,14 +355,14 @@ def _good_file(choice: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
         return ""
     note = f"it hides {told['origin']}, which has {NCCL_VARIABLE}={told['value']} and so takes "
     note += f"{', '.join(good)}; in a container: take its ENV out of the image"
-    return Fix(Step(f"unset {NCCL_VARIABLE}", note=note))
+    return Fix(Step(shell("unset {:variable}", NCCL_VARIABLE), note=note))
 
 
 def _name_it(library: str, nic: str, choice: Mapping[str, Any], kind: Kind, host: str) -> str:
     if choice["variable"] == COMM_ID:
         ways = ["give it an address of rank 0 in a network of every host"]
         newer = ["install NCCL 2.30.3 or newer"] if "outside" in choice["reason"] else []
-        return Fix(Step(f"unset {COMM_ID}", On.EVERY), alternatives=ways + newer)
+        return Fix(Step(shell("unset {:variable}", COMM_ID), On.EVERY), alternatives=ways + newer)
     of_gloo, variable = library == "gloo", choice["variable"]
     step = use_interface(nic, nccl=not of_gloo, gloo=of_gloo)
     other = note = ""
@@ -375,6 +375,6 @@ def _name_it(library: str, nic: str, choice: Mapping[str, Any], kind: Kind, host
         other = f"let {host} resolve to the address of {nic or 'that interface'} (/etc/hosts: "
         other += "remove the line with 127.0.1.1)"
     was = choice["value"] if variable and choice["origin"] == "environment" else ""
-    undo = f"export {variable}={word(was)}" if was else step.undo
+    undo = shell("export {:variable}={}", variable, was) if was else step.undo
     step = replace(step, on=On.HERE, undo=undo, note=note or step.note)
     return Fix(step, alternatives=[Fix(text=other)] if other else [])

@@ -18,7 +18,7 @@ from nccl_doctor.api import (
     Step,
     Where,
     odd_ones_out,
-    word,
+    shell,
 )
 from nccl_doctor.toolkit.hosts import link_names, sides_in_words
 from nccl_doctor.toolkit.nccl.use_interface import CHOOSE
@@ -131,9 +131,8 @@ def _beside(subnet: str, reports: Mapping[int, Mapping[str, Any]]) -> dict[int, 
 
 
 def _set_mtu(host: str, main: Main, mtu: int) -> Step:
-    device = word(main[0].partition(":")[0])
-    command = f"ip link set dev {device} mtu"
-    return Step(f"{command} {mtu}", on=(host,), undo=f"{command} {main[2]}")
+    command = shell("ip link set dev {} mtu", main[0].partition(":")[0])
+    return Step(shell("{} {}", command, mtu), on=(host,), undo=shell("{} {}", command, main[2]))
 
 
 def differs(

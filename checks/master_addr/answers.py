@@ -23,7 +23,7 @@ from nccl_doctor.api import (
     likely_address,
     look,
     odd_ones_out,
-    word,
+    shell,
 )
 from nccl_doctor.toolkit.containers import alike, network_for
 from nccl_doctor.toolkit.hosts import WHO, everybody_came_in, is_namesake, who_has_what
@@ -160,7 +160,7 @@ def unusable(view: View, views: Sequence[View], master: View | None) -> Iterator
             f"{view.answers[0]} after {view.came_s:.0f} s",
             view.where,
             fix=Fix(
-                look(f"until getent hosts {word(name)}; do sleep 1; done", "before the launch"),
+                look(shell("until getent hosts {}; do sleep 1; done", name), "before the launch"),
                 alternatives=["in Kubernetes: publishNotReadyAddresses: true on the service"],
             ),
             severity=Severity.INFO,  # torch asks again until its time-out
@@ -170,13 +170,13 @@ def unusable(view: View, views: Sequence[View], master: View | None) -> Iterator
         fix = f"add rank 0's host to /etc/hosts here: ADDRESS {name}"
         nodes = slurm_hosts(view.rank.env.get("SLURM_JOB_NODELIST", ""))
         if name in nodes and _PLAIN.fullmatch(name):
-            line = f"export MASTER_ADDR={address_of(name)}"
-            undo, note = f"export MASTER_ADDR={word(name)}", "by which Slurm reaches it"
+            line = shell("export MASTER_ADDR={}", address_of(name))
+            undo, note = shell("export MASTER_ADDR={}", name), "by which Slurm reaches it"
             fix = Fix(Step(line, On.EVERY, undo=undo, note=note))
         if "/" in name or name.count(":") == 1:
             fix = "MASTER_ADDR takes only a name or an address: the port goes into MASTER_PORT"
         elif address and _PLAIN.fullmatch(name):
-            fix = Fix(_add_line(f"{address} {name}"))
+            fix = Fix(_add_line(address, name))
         launch = view.rank.launch
         if launch and launch.agent_store and launch.launcher != "ray":
             # With the c10d rendezvous it is the name that rank 0's agent found for itself.
@@ -253,11 +253,13 @@ def _lead_to(view: View, views: Sequence[View], address: str) -> tuple[Step, ...
     return tuple(replace(step, note="that of rank 0's host") for step in steps)
 
 
-def _add_line(line: str) -> Step:
+def _add_line(address: str, name: str) -> Step:
     """The step that adds a line to /etc/hosts; a shell takes it for nothing else."""
     # A container has the file as a mount, which `sed -i` cannot replace.
-    undo = f"LEFT=$(grep -vxF '{line}' /etc/hosts); printf '%s\\n' \"$LEFT\" > /etc/hosts"
-    return Step(f'echo "{line}" >> /etc/hosts', undo=undo, persists=True)
+    line = shell("{:address} {:plain}", address, name)
+    left = shell("LEFT=$(grep -vxF '{}' /etc/hosts)", line)
+    undo = shell("{}; printf '%s\\n' \"$LEFT\" > /etc/hosts", left)
+    return Step(shell('echo "{}" >> /etc/hosts', line), undo=undo, persists=True)
 
 
 def _answer_elsewhere(views: Sequence[View], master: View | None) -> str:

@@ -21,15 +21,15 @@ from nccl_doctor.api import (
     fill,
     host_labels,
     look,
-    word,
+    shell,
 )
 from nccl_doctor.toolkit.peers.matrix import first_calls
 
 from .room import networks_of
 
-_KEYS = "net.ipv4.conf.all.arp_ignore={} net.ipv4.conf.all.arp_announce={}"
+_KEYS = "sysctl -w net.ipv4.conf.all.arp_ignore={} net.ipv4.conf.all.arp_announce={}"
 APART = Fix(
-    Step(f"sysctl -w {_KEYS.format(1, 2)}", undo=f"sysctl -w {_KEYS.format(0, 0)}"),
+    Step(shell(_KEYS, 1, 2), undo=shell(_KEYS, 0, 0)),
     alternatives=["for the next boot: the same in /etc/sysctl.d/90-arp.conf"],
 )
 """Each interface answers for its own addresses only, and asks in its own name."""
@@ -128,7 +128,7 @@ def judge_answers(cluster: Cluster, hosts: Mapping[int, Mapping[str, Any]]) -> I
 
 def _keep_apart(address: str) -> Fix:
     """The fix for a host that answers by another interface than the one with the address."""
-    flush = Step(f"ip neigh flush to {word(address)}", On.OTHERS, persists=True)
+    flush = Step(shell("ip neigh flush to {}", address), On.OTHERS, persists=True)
     return Fix(*APART.steps, flush, alternatives=APART.alternatives)
 
 
@@ -150,7 +150,7 @@ def judge_fixed(cluster: Cluster, hosts: Mapping[int, Mapping[str, Any]]) -> Ite
         (mac, nic), address = call.fixed, call.address.partition("%")[0]
         if mac in {each["mac"] for each in hosts[call.listener]["nics"].values()}:
             continue
-        entry = f"{word(address)} dev {word(nic)}"
+        entry = shell("{} dev {}", address, nic)
         caller, listener = labels[call.caller], labels[call.listener]
         yield Finding(
             FIXED,
@@ -159,9 +159,9 @@ def judge_fixed(cluster: Cluster, hosts: Mapping[int, Mapping[str, Any]]) -> Ite
             {"entry": [address, mac, nic]},
             fix=Fix(
                 Step(
-                    f"ip neigh del {entry}",
+                    shell("ip neigh del {}", entry),
                     on=(caller,),
-                    undo=f"ip neigh replace {entry} lladdr {word(mac)} nud permanent",
+                    undo=shell("ip neigh replace {} lladdr {} nud permanent", entry, mac),
                 )
             ),
             confidence=Confidence.CERTAIN

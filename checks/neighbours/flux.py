@@ -15,7 +15,7 @@ from nccl_doctor.api import (
     Severity,
     Step,
     Where,
-    word,
+    shell,
 )
 
 from .answers import APART
@@ -67,10 +67,10 @@ def judge_flux(cluster: Cluster, known: Collection[str]) -> Iterator[Finding]:
 def _own_ways(net: str, astray: Iterable[tuple[str, str]]) -> Iterator[Step]:
     """The steps by which what is sent from an address leaves by its interface."""
     for table, (nic, address) in enumerate(astray, 101):
-        route = f"{word(net)} dev {word(nic)} src {word(address)} table {table}"
-        rule = f"from {word(address)} table {table}"
-        yield Step(f"ip route add {route}", undo=f"ip route del {route}")
-        yield Step(f"ip rule add {rule}", undo=f"ip rule del {rule}")
+        route = shell("{} dev {} src {} table {}", net, nic, address, table)
+        rule = shell("from {} table {}", address, table)
+        yield Step(shell("ip route add {}", route), undo=shell("ip route del {}", route))
+        yield Step(shell("ip rule add {}", rule), undo=shell("ip rule del {}", rule))
 
 
 def _is_whole(entry: Collection[Any]) -> bool:

@@ -18,6 +18,7 @@ from nccl_doctor.api import (
     Severity,
     Step,
     Where,
+    shell,
 )
 from nccl_doctor.toolkit.host import text_of
 from nccl_doctor.toolkit.net.interfaces import is_alone, is_link_local, is_loopback, leads_inside
@@ -108,12 +109,24 @@ def _table(rank: Rank, family: str, table: Mapping[str, Any], wanted: int) -> It
         said = f"{entries} are taken, and there was no room {overflows} times since the start"
     if said:
         size = 1 << (4 * max(wanted, limit) - 1).bit_length()
-        keys = f"net.{family}.neigh.default.gc_thresh"
+        keys = shell("net.{:name}.neigh.default.gc_thresh", family)
         yield Finding(
             TABLE_SMALL,
             f"room for {limit} {family.replace('ip', 'IP')} neighbours (gc_thresh3); {said}",
             Where(hosts=(rank.host.label,)),
             dict(table),
-            fix=Fix(Step(f"sysctl -w {keys}3={size} {keys}2={size // 2} {keys}1={size // 8}")),
+            fix=Fix(
+                Step(
+                    shell(
+                        "sysctl -w {}3={} {}2={} {}1={}",
+                        keys,
+                        size,
+                        keys,
+                        size // 2,
+                        keys,
+                        size // 8,
+                    )
+                )
+            ),
             confidence=Confidence.LIKELY,
         )

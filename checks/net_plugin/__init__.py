@@ -64,6 +64,7 @@ from nccl_doctor.api import (
     Skip,
     Step,
     export,
+    shell,
 )
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.nccl.plugin import PluginBuild, first_plugin, is_linked_in, plugin_build
@@ -216,7 +217,7 @@ def _asked_for(facts: Mapping[str, Any]) -> Iterator[Finding]:
         fix=Fix(
             text=MISSING.fix,
             alternatives=[
-                Fix(Step(f"unset {' '.join(a.partition('=')[0] for a in facts['asked'])}"))
+                Fix(Step(shell("unset {:variable}", [a.partition("=")[0] for a in facts["asked"]])))
             ],
         ),
         severity=Severity.FAIL if named else Severity.WARN,

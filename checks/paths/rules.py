@@ -16,6 +16,7 @@ from nccl_doctor.api import (
     host_labels,
     look,
     odd_ones_out,
+    shell,
     word,
 )
 from nccl_doctor.toolkit.hosts import sides_in_words
@@ -112,7 +113,7 @@ def _different(path: str, well: Hosts, odd: tuple[int, ...], labels: Labels) -> 
         MISSING,
         f"{path} is {sides_in_words(sides)}",
         Where(hosts=tuple(sorted(labels[seat] for seat in odd))),
-        fix=Fix(look(f"ls -ld {word(path)}", "make it the same on all hosts")),
+        fix=Fix(look(shell("ls -ld {}", path), "make it the same on all hosts")),
     )
 
 

@@ -69,7 +69,7 @@ from nccl_doctor.api import (
     Where,
     look,
     master_host,
-    word,
+    shell,
 )
 from nccl_doctor.toolkit.c10d import read_timeout, rendezvous_of
 from nccl_doctor.toolkit.firewall.portrules import explains_knock, fits, how_to_let_pass, stopped_by
@@ -261,7 +261,9 @@ class _Seen:
         self.other_port_answers: int | None = (
             beside["port"] if beside["outcome"] in ("refused", "connected") else None
         )
-        self.look = look(f"sudo ss -ltnp 'sport = :{self.port}'", "who has it", on=(far_end,))
+        self.look = look(
+            shell("sudo ss -ltnp 'sport = :{:number}'", self.port), "who has it", on=(far_end,)
+        )
 
     def finding(self, kind: Kind, message: str, where: Where, fix: str, **more: Any) -> Finding:
         more.setdefault("confidence", Confidence.LIKELY)
@@ -361,7 +363,9 @@ def _unanswered(seen: _Seen) -> Finding:
     fix: str = f"open tcp port {port} on {seen.master} for this host"
     route = seen.last.get("route")
     if route:
-        step = Step(f"ip route del {route}", undo=f"ip route add {route}")
+        step = Step(
+            shell("ip route del {}", route.split()), undo=shell("ip route add {}", route.split())
+        )
         message = f"{at}: a route of this host leads nowhere: {route}"
         sure = Confidence.CERTAIN
         return seen.finding(DEAD_ROUTE, message, seen.here, Fix(step), confidence=sure)
@@ -383,15 +387,15 @@ def _unanswered(seen: _Seen) -> Finding:
         fix = fix if sure is Confidence.CERTAIN else f"is rank 0's host up? If so, {fix}"
         return seen.finding(PORT_BLOCKED, message, seen.link, fix, confidence=sure)
     if outcome == "turned-back":
-        way = look(f"tracepath -n {word(seen.last['address'])}", on=seen.here.hosts)
+        way = look(shell("tracepath -n {}", seen.last["address"]), on=seen.here.hosts)
         fix = Fix(way, alternatives=[f"{_IS_UP} correct the routes on the way, or MASTER_ADDR"])
         return seen.finding(NO_ROUTE, f"{at}: {turned_back_by(seen.last)}", seen.link, fix)
     if outcome == "unreachable":
-        way = look(f"ip route get {word(seen.last['address'])}")
+        way = look(shell("ip route get {}", seen.last["address"]))
         fix = Fix(way, alternatives=["correct MASTER_ADDR, or the route"])
         return seen.finding(NO_ROUTE, f"{at}: no route{words}", seen.here, fix)
     if outcome == "no-neighbour":  # rank 0's host may be off or cut off, or the address wrong
-        way = look(f"ip neigh show {word(seen.last['address'])}", on=seen.here.hosts)
+        way = look(shell("ip neigh show {}", seen.last["address"]), on=seen.here.hosts)
         fix = Fix(way, alternatives=[f"{_IS_UP} look at its cable, and correct MASTER_ADDR"])
         message = f"{at}: no host on the local network has that address"
         return seen.finding(NO_ROUTE, message, seen.link, fix)
@@ -402,10 +406,10 @@ def _unanswered(seen: _Seen) -> Finding:
         elif seen.last.get("fixed"):
             (mac, nic), address = seen.last["fixed"], seen.last["address"]
             said += f"; an entry made by hand in the neighbour table says that it is at {mac}"
-            entry = f"{word(address)} dev {word(nic)}"
-            undo = f"ip neigh replace {entry} lladdr {word(mac)} nud permanent"
+            entry = shell("{} dev {}", address, nic)
+            undo = shell("ip neigh replace {} lladdr {} nud permanent", entry, mac)
             note = "" if seen.macs else "if rank 0's host has another hardware address"
-            step = Step(f"ip neigh del {entry}", on=seen.here.hosts, undo=undo, note=note)
+            step = Step(shell("ip neigh del {}", entry), on=seen.here.hosts, undo=undo, note=note)
             if seen.macs and mac not in seen.macs:
                 message = f"{at} {said}, which is not that of {seen.far_end}"
                 return seen.finding(WRONG_ENTRY, message, seen.here, Fix(step))

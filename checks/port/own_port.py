@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from nccl_doctor.api import Finding, Fix, On, Rank, Step, Where, look
+from nccl_doctor.api import Finding, Fix, On, Rank, Step, Where, look, shell
 from nccl_doctor.toolkit.net.ports import reserve_port
 from nccl_doctor.toolkit.relaunch import start_with
 
@@ -33,11 +33,16 @@ def own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
             where,
             {**held, "bind_error": facts["bind_error"]},
             fix=Fix(
-                Step(f"kill {held['pid']}", note=f"ends {held['command'] or 'that process'}"),
+                Step(
+                    shell("kill {:number}", held["pid"]),
+                    note=f"ends {held['command'] or 'that process'}",
+                ),
                 alternatives=[ANOTHER_PORT],
             )
             if held["pid"]
-            else Fix(look(f"sudo ss -tanp 'sport = :{port}'"), alternatives=[ANOTHER_PORT]),
+            else Fix(
+                look(shell("sudo ss -tanp 'sport = :{:number}'", port)), alternatives=[ANOTHER_PORT]
+            ),
             shuts_out=True,
         )
     elif facts["bind_errno"] in (errno.EACCES, errno.EPERM):
@@ -54,8 +59,8 @@ def own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
             where,
             fix=Fix(
                 Step(
-                    f"sysctl -w {reserve_port(port, before)}",
-                    undo=f'sysctl -w net.ipv4.ip_local_reserved_ports="{before}"',
+                    shell("sysctl -w {}", reserve_port(port, before)),
+                    undo=shell('sysctl -w net.ipv4.ip_local_reserved_ports="{:number}"', before),
                 ),
                 alternatives=[] if low <= 29500 <= high else [Fix(*other)],
             ),

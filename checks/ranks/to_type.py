@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nccl_doctor.api import Cluster, Fix, Launch, On, Rank, Step, look, number_range, word
+from nccl_doctor.api import Cluster, Command, Fix, Launch, On, Rank, Step, look, number_range, shell
 from nccl_doctor.toolkit.relaunch import BY_OPTIONS, start_with
 
 _BY_NODE_RANK = (*BY_OPTIONS, "kubeflow")
@@ -61,16 +61,20 @@ def on_absent(cluster: Cluster, absent: Mapping[int, str], launch: Launch) -> st
     if not master or port is None:
         return "is the host up, and was the job started there?"
     numbers: list[int | str] = [*nodes] if len(nodes) <= _FEW else ["NUMBER"]
-    of = f"--nnodes={cluster.nnodes} --node-rank={{}} --master-addr={word(master)}"
-    of += f" --master-port={port}"
+    nnodes = cluster.nnodes
+
+    def of(number: int | str) -> Command:
+        options = "--nnodes={} --node-rank={} --master-addr={} --master-port={}"
+        return shell(options, nnodes, number, master, port)
+
     why = f"shows what keeps it from {master}:{port}"
     more = "" if numbers == nodes else f"; NUMBER is its own, of {number_range(nodes)}"
     steps: list[Step] = []
     for number in numbers:
         on = (absent[number],) if isinstance(number, int) and len(nodes) > 1 else On.HERE
-        steps.append(look(f"nccl-doctor run {of.format(number)}", why + more, on=on))
+        steps.append(look(shell("nccl-doctor run {}", of(number)), why + more, on=on))
     start = Fix(text="if nothing runs there: start the job there too")
     if launch.launcher == "torchrun":
-        line = f"# torchrun {of.format('NUMBER' if len(nodes) > 1 else nodes[0])}"
+        line = shell("# torchrun {}", of("NUMBER" if len(nodes) > 1 else nodes[0]))
         start = Fix(Step(line, note="if nothing runs there: the job, in this way"))
     return Fix(*steps, alternatives=[start])

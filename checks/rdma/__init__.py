@@ -73,6 +73,7 @@ from nccl_doctor.api import (
     export,
     look,
     odd_ones_out,
+    shell,
 )
 from nccl_doctor.toolkit.fabric.down import PortDown, ports_down, seen_by_rdma
 from nccl_doctor.toolkit.fabric.hca import HCA, rdma_off
@@ -364,7 +365,7 @@ def _fix_of_mixed(seen: Mapping[str, Mapping[str, Any]], places: Iterable[str]) 
         if any(other["settings"].get(name) != value for other in seen.values())
     }
     if names:
-        unset = Step(f"unset {' '.join(sorted(names))}")
+        unset = Step(shell("unset {:variable}", sorted(names)))
         return Fix(unset, alternatives=["set the same on every host"])
     return "" if any(facts["ports"] for facts in odd) else _NO_DEVICE
 

@@ -58,6 +58,7 @@ from nccl_doctor.api import (
     Where,
     export,
     look,
+    shell,
 )
 
 _FETCHES = (
@@ -220,5 +221,7 @@ def _fix(kind: Kind, one: Facts, good: Sequence[Facts]) -> str:
     if len(proxies) == 1 and proxies != {one["proxy"]}:
         (proxy,) = proxies
         given = export(**{f"{scheme}_proxy": proxy})
-        return Fix(replace(given, on=On.HERE) if proxy else Step(f"unset {scheme}_proxy"))
+        return Fix(
+            replace(given, on=On.HERE) if proxy else Step(shell("unset {:variable}_proxy", scheme))
+        )
     return ""

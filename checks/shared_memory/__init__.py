@@ -274,9 +274,8 @@ def _told(facts: Mapping[str, Any]) -> tuple[Kind, str]:
     if error.startswith(_NO_GROUP_MEMORY):
         return NO_MEMORY_LEFT, ""
     if os.strerror(errno.EROFS) in error:
-        remount = "mount -o remount,{} /dev/shm"
         other = "in a container: take the read-only mount of /dev/shm out of its settings"
-        step = Step(remount.format("rw"), undo=remount.format("ro"))
+        step = Step("mount -o remount,rw /dev/shm", undo="mount -o remount,ro /dev/shm")
         return NOT_WRITABLE, Fix(step, alternatives=[Fix(text=other)])
     if os.strerror(errno.EACCES) in error or os.strerror(errno.EPERM) in error:
         other = Fix(text="if it has those rights: look at SELinux or AppArmor")

@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
+from nccl_doctor.api import Command, shell
+
 _OURS = re.compile(r"nccl-|torch_|cuda\.shm|sem\.mp-|psm_|sgl_shm_")
 """NCCL, torch, CUDA, locks and shared memory of Python's multiprocessing (vLLM), SGLang."""
 _NUMBER = re.compile(r"(?:^|[_.-])([1-9]\d{1,6})(?=[_.-]|$)")
@@ -111,13 +113,14 @@ def in_words(groups: Sequence[Group], most: int = 3) -> str:
     return ", ".join(said) + more
 
 
-def how_to_remove(groups: Sequence[Group], most: int = 3) -> str:
+def how_to_remove(groups: Sequence[Group], most: int = 3) -> Command:
     """Command that removes files of the largest groups, if no process has them open; empty if none
     has a name that a shell takes as it is.
     """
     plain = [group["pattern"] for group in groups if _PLAIN.fullmatch(group["pattern"])]
-    names = " ".join(f"/dev/shm/{pattern}" for pattern in dict.fromkeys(plain[:most]))
-    return f'for f in {names}; do fuser -s "$f" || rm "$f"; done' if names else ""
+    names = [shell("/dev/shm/{:pattern}", pattern) for pattern in dict.fromkeys(plain[:most])]
+    each = 'for f in {}; do fuser -s "$f" || rm "$f"; done'
+    return shell(each, names) if names else Command()
 
 
 def pattern_of(name: str) -> str:

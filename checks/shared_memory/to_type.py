@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.api import Fix, Step
+from nccl_doctor.api import Fix, Step, shell
 
 from .left import Group, how_to_remove
 
@@ -40,5 +40,5 @@ def more_room(facts: Mapping[str, Any]) -> str:
     if inside and not facts.get("may_mount", False):
         return inside
     remount = "mount -o remount,size={} /dev/shm"
-    step = Step(remount.format("50%"), undo=remount.format(f"{facts['size'] >> 10}k"))
+    step = Step(shell(remount, "50%"), undo=shell(remount, f"{facts['size'] >> 10}k"))
     return Fix(step, alternatives=[inside or _OF_CONTAINER["docker"]])

@@ -21,7 +21,7 @@ from nccl_doctor.api import (
     fill,
     look,
     master_host,
-    word,
+    shell,
 )
 from nccl_doctor.toolkit.peers.matrix import first_calls
 
@@ -128,8 +128,10 @@ def _is_in_trouble(cluster: Cluster, view: View, master: Host | None) -> bool:
 
 
 def _set_up(name: str, host: str) -> Step:
-    device = word(name.partition(":")[0])
-    return Step(f"ip link set {device} up", on=(host,), undo=f"ip link set {device} down")
+    device = name.partition(":")[0]
+    return Step(
+        shell("ip link set {} up", device), on=(host,), undo=shell("ip link set {} down", device)
+    )
 
 
 def _by_carrier(view: View, kind: Kind) -> Finding | None:

@@ -14,7 +14,7 @@ import click
 
 from nccl_doctor.cli.help import READ_EXITS, Manual
 from nccl_doctor.cli.redaction import KEY_HELP, cover_of
-from nccl_doctor.cli.saving import NotSaved, check_place, read_report
+from nccl_doctor.cli.saving import NotSaved, check_place, read_to_print
 from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.terminal import in_github, inert, safe
 
@@ -63,7 +63,7 @@ def issue(project: str, file: str, no_redact: bool, redact_key: str | None) -> N
     from nccl_doctor.report.issue import comment, fill, form_of
     from nccl_doctor.report.whose_fault import NAMES, whose_fault
 
-    saved = read_report(file)
+    saved = read_to_print(file)
     cover = _cover(_beside(file), file, no_redact, redact_key)
     if cover is not None:
         saved = cover.of_report(saved)
@@ -116,7 +116,7 @@ def bundle(
 
     for log in logs:
         check_place(f"--log {log}", Path(log).parent, partial(_wrong_with_log, Path(log)))
-    saved = read_report(file)
+    saved = read_to_print(file)
     path = Path(output or _default_output(file))
     check_place(f"--output {path}", path.parent, lambda: _wrong_with(path))
     cover = _cover(f"{path}{MAP}", file, **given)

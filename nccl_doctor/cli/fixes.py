@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from nccl_doctor.cli.help import READ_EXITS, Manual
-from nccl_doctor.cli.saving import read_report
+from nccl_doctor.cli.saving import read_to_print
 from nccl_doctor.toolkit.terminal import in_github, inert, safe
 
 _SHOWN = 8
@@ -34,7 +34,7 @@ def fixes(file: str, host: str | None) -> None:
     from nccl_doctor.report.script import render
     from nccl_doctor.report.steps import Steps
 
-    saved = read_report(file)
+    saved = read_to_print(file)
     known = Steps(saved).hosts
     if host is not None and host not in known:
         names = ", ".join(known[:_SHOWN]) + (", …" if len(known) > _SHOWN else "")

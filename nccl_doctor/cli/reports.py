@@ -15,17 +15,20 @@ from nccl_doctor.cli.fixes import fixes
 from nccl_doctor.cli.help import READ_EXITS, RUN_EXITS, Manual, ManualGroup, need_command
 from nccl_doctor.cli.redaction import redact_options, redaction_of
 from nccl_doctor.cli.saving import (
+    Contradiction,
     asked_output_options,
     check_profile,
     give,
     output_options,
     outputs_of,
     profile_option,
-    read_report,
+    read_to_judge,
+    read_to_print,
     wants_github,
 )
 from nccl_doctor.report.formats import formats
 from nccl_doctor.report.profiles import PROFILES
+from nccl_doctor.toolkit.terminal import complain
 
 if TYPE_CHECKING:
     from nccl_doctor.model.report import Report
@@ -116,7 +119,13 @@ def show(
     if expand and "json" not in outputs:
         raise click.UsageError("--expand is for JSON: add --format json or --json PATH")
     profile = check_profile(exit_profile, outputs)
-    saved = read_report(file)
+    try:
+        saved = read_to_print(file)
+    except Contradiction as error:
+        if profile != "slurm":
+            raise
+        complain(f"error: {error.format_message()}")  # 0 would say that the node is in order
+        raise click.exceptions.Exit(2) from error
     options = Options(
         expand=expand,
         exit_profile=profile,
@@ -176,7 +185,7 @@ def judge(
 
     outputs, redaction = outputs_of(given), redaction_of(given)
     profile = check_profile(exit_profile, outputs)
-    saved = read_report(file)
+    saved = read_to_judge(file)
     chosen = _chosen([saved])
     again = judge_beside(saved, registry.load(**chosen), past_of(baseline, **chosen))
     options = Options(
@@ -225,7 +234,7 @@ def merge(
 
     outputs, redaction = outputs_of(given), redaction_of(given)
     profile = check_profile(exit_profile, outputs)
-    saved = [read_report(file) for file in files]
+    saved = [read_to_judge(file) for file in files]
     try:
         merged = merge_reports(saved, registry.load(**_chosen(saved)))
     except ValueError as error:

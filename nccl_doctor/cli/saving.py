@@ -46,12 +46,30 @@ LARGEST = 1 << 30
 """Largest report that is read, in bytes: enough for ten thousand ranks. /dev/zero has no end."""
 
 
+class Contradiction(click.UsageError):
+    """A report has a verdict that its own findings do not allow."""
+
+
 def read_report(file: str) -> Report:
     """Saved report from a file; `-` is stdin.
 
     Raises:
         click.UsageError: it cannot be read, or is no report.
+        Contradiction: see there.
     """
+    from nccl_doctor.judge.conclusion import contradiction
+
+    saved = _report_in(file)
+    wrong = contradiction(saved)
+    if wrong:
+        raise Contradiction(
+            f"{file} contradicts itself: {wrong}; for the verdict of its facts: nccl-doctor report "
+            f"judge {file}"
+        )
+    return saved
+
+
+def _report_in(file: str) -> Report:
     from nccl_doctor.model.report import Report
 
     try:
@@ -64,6 +82,31 @@ def read_report(file: str) -> Report:
         raise click.UsageError(f"{file} is not JSON: {error}") from error
     except ValueError as error:
         raise click.UsageError(f"{file} is not a report of nccl-doctor: {error}") from error
+
+
+def read_to_print(file: str) -> Report:
+    """Saved report; a command that this version would not print for its facts is a comment.
+
+    Raises:
+        click.UsageError: as `read_report`.
+    """
+    from nccl_doctor import registry
+    from nccl_doctor.judge.own_fixes import has_commands, with_own_fixes
+
+    saved = read_report(file)
+    return with_own_fixes(saved, registry.load()) if has_commands(saved) else saved
+
+
+def read_to_judge(file: str) -> Report:
+    """Saved report whose facts are to be judged again; its own commands are comments.
+
+    Raises:
+        click.UsageError: it cannot be read, or is no report.
+    """
+    from nccl_doctor import registry
+    from nccl_doctor.judge.own_fixes import without_foreign_fixes
+
+    return without_foreign_fixes(_report_in(file), registry.load())
 
 
 def _read(file: str) -> bytes:

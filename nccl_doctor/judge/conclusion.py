@@ -109,6 +109,16 @@ def judge_again(saved: Report, registry: Registry) -> Report:
     return replace(again, redacted=saved.redacted)
 
 
+def contradiction(saved: Report) -> str:
+    """The reason why a verdict is better than the findings of its report; empty if it is not."""
+    worse = {"pass": (Severity.FAIL, Severity.WARN), "warn": (Severity.FAIL,)}
+    for finding in (*saved.findings, *saved.root_causes):
+        if finding.level in worse.get(saved.verdict, ()):
+            found = f"{finding.code} of severity {finding.level.value}"
+            return f"its verdict is {saved.verdict}, and its findings have {found}"
+    return ""
+
+
 def _exit_code(cluster: Cluster, verdict: str, roots: Sequence[Finding]) -> int:
     """2 where a malformed launch is all that is wrong, or all that one host can know."""
     malformed = any(

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.commands import Command, shell
 from nccl_doctor.model.findings import Finding, Where
-from nccl_doctor.model.fixes import Fix, On, Step, StepHosts, word
+from nccl_doctor.model.fixes import Fix, On, Step, StepHosts
 from nccl_doctor.toolkit.masking import MASK
 
 _SETS, _UNSETS = "export", "unset"
@@ -68,26 +69,25 @@ class _OldValues:
             return tuple(replace(step, undo=undo) for undo in by_undo) or (step,)
         return tuple(replace(step, on=tuple(on), undo=undo) for undo, on in by_undo.items())
 
-    def _undo(self, step: Step, names: list[str], host: str) -> str:
+    def _undo(self, step: Step, names: list[str], host: str) -> Command:
         envs = self._envs.get(host)
         if not envs:
-            return step.undo
+            return Command(step.undo)
         had: dict[str, str] = {}
         for name in names:
             values = {env.get(name) for env in envs}
             value = values.pop()
             if values or (value is not None and MASK in value):
-                return ""  # not known, or not the same for all ranks
+                return Command()  # not known, or not the same for all ranks
             if value is not None:
                 had[name] = value
         if not had:
-            return step.undo
-        given = " ".join(f"{name}={word(value)}" for name, value in had.items())
+            return Command(step.undo)
+        back = shell("export {}", [shell("{:variable}={}", *each) for each in had.items()])
         lacking = [name for name in names if name not in had]
-        back = [f"{_SETS} {given}"]
         if lacking and step.undo:
-            back.append(f"{_UNSETS} {' '.join(lacking)}")
-        return " && ".join(back)
+            return shell("{} && unset {:variable}", back, lacking)
+        return back
 
 
 def _names(step: Step) -> list[str]:

@@ -1,34 +1,25 @@
 """Fixes as data: what to type, on which hosts, and how to take it back.
 
 A fix is text, for whoever wants one line, and knows the steps that it is made of. A command comes
-from facts of other hosts: `word` quotes whatever is not this program's own.
+from facts of other hosts: `shell` quotes whatever is not this program's own.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.commands import UNKNOWN, Command, shell, unknown_in
 from nccl_doctor.model.findings import Finding, Where
 from nccl_doctor.model.json_node import Node
 
-UNKNOWN = (
-    *("ADDRESS", "BUS_ID", "DEVICE", "FILE", "FOLDER", "INDEX", "MOUNT", "NAME", "NIC", "NUMBER"),
-    *("PID", "SIZE"),
-)
-"""Words that stand for values that are not known. In a line that a shell runs there is none."""
 _UNKNOWN = re.compile(rf"\b(?:{'|'.join(UNKNOWN)})\b")
-
-
-def unknown_in(text: str) -> bool:
-    """Whether a word of `UNKNOWN` is in a text."""
-    return _UNKNOWN.search(text) is not None
+_QUOTED_OR_UNKNOWN = re.compile(rf"""('[^']*'|"[^"]*"|\b(?:{"|".join(UNKNOWN)})\b)""")
 
 
 class On(str, Enum):
@@ -117,15 +108,11 @@ def _in_words(steps: Iterable[Step], alternatives: Iterable[Fix]) -> str:
     return "; ".join(parts)
 
 
-def word(text: str) -> str:
-    """A word of a command line, as bash and zsh read it: zsh expands a leading `=`."""
-    return f"'{text}'" if text.startswith("=") and "'" not in text else shlex.quote(text)
-
-
 def export(**variables: str) -> Step:
     """The step that sets variables in the shell that starts the job, on every host."""
-    words = " ".join(f"{name}={word(value)}" for name, value in variables.items())
-    return Step(f"export {words}", On.EVERY, undo=f"unset {' '.join(variables)}")
+    given = [shell("{:variable}={}", name, value) for name, value in variables.items()]
+    undo = shell("unset {:variable}", list(variables))
+    return Step(shell("export {}", given), On.EVERY, undo=undo)
 
 
 def look(command: str, note: str = "", *, on: On | tuple[str, ...] = On.HERE) -> Step:
@@ -133,7 +120,7 @@ def look(command: str, note: str = "", *, on: On | tuple[str, ...] = On.HERE) ->
 
     A comment where a word of `UNKNOWN` is left in it.
     """
-    shown = f"# {command}" if unknown_in(command) else command
+    shown = Command(f"# {command}") if unknown_in(command) else command
     return Step(shown, on, note=note, shows=True)
 
 
@@ -142,19 +129,19 @@ def fill(fix: str, *, on: On | tuple[str, ...] | None = None, **values: str | Se
 
     A comment in which no such word is left becomes a command, if it is a whole one.
     """
-    text = _put(fix, values, _as_is)
+    text = _put(fix, values)
     if not isinstance(fix, Fix):
         return text
     if str(fix) == _in_words(fix.steps, fix.alternatives):
         text = ""
 
     def step(old: Step) -> Step:
-        command = _put(old.command, values, _quoted)
+        command, is_whole = _put_words(old.command, values)
         is_part = command.startswith("# -")  # options, which no shell takes alone
-        if command != old.command and not (is_part or unknown_in(command)):
-            command = command.removeprefix("# ")
+        if is_whole and command != old.command and not is_part:
+            command = Command(command.removeprefix("# "))
         where = old.on if on is None else on
-        undo, note = _put(old.undo, values, _quoted), _put(old.note, values, _as_is)
+        undo, note = _put_words(old.undo, values)[0], _put(old.note, values)
         return replace(old, command=command, on=where, undo=undo, note=note)
 
     others = [fill(other, on=on, **values) for other in fix.alternatives]
@@ -169,20 +156,24 @@ def fill_each(fix: str, places: Iterable[tuple[str, Mapping[str, str]]]) -> str:
     return Fix(*steps, alternatives=others) if steps else fix
 
 
-def _put(
-    text: str,
-    values: Mapping[str, str | Sequence[str]],
-    say: Callable[[str | Sequence[str]], str],
-) -> str:
-    return _UNKNOWN.sub(lambda m: say(values[m[0]]) if m[0] in values else m[0], text)
+def _put(text: str, values: Mapping[str, str | Sequence[str]]) -> str:
+    def said(found: re.Match[str]) -> str:
+        value = values.get(found[0], found[0])
+        return value if isinstance(value, str) else " ".join(value)
+
+    return _UNKNOWN.sub(said, text)
 
 
-def _as_is(value: str | Sequence[str]) -> str:
-    return value if isinstance(value, str) else " ".join(value)
-
-
-def _quoted(value: str | Sequence[str]) -> str:
-    return word(value) if isinstance(value, str) else " ".join(map(word, value))
+def _put_words(line: str, values: Mapping[str, str | Sequence[str]]) -> tuple[Command, bool]:
+    """A command with values, and whether all are known and no program takes one for an option;
+    with an option, it is a comment. What stands in quotes is a value already.
+    """
+    left = {name: shell("{}", value) for name, value in values.items() if name in line}
+    parts = _QUOTED_OR_UNKNOWN.split(line)
+    fits = not any(left[part].startswith("# ") for part in parts if part in left)
+    said = "".join(left[part].removeprefix("# ") if part in left else part for part in parts)
+    is_whole = fits and all(part in left or part not in UNKNOWN for part in parts)
+    return Command(said if fits or said.startswith("# ") else f"# {said}"), is_whole
 
 
 class StepHosts:

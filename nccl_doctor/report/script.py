@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from nccl_doctor.model.commands import word
 from nccl_doctor.model.findings import Finding, Severity
-from nccl_doctor.model.fixes import Fix, Step, word
+from nccl_doctor.model.fixes import Fix, Step
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.places import Places
 from nccl_doctor.report.steps import Steps, is_for_shell, lasts, typed

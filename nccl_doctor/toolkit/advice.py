@@ -11,19 +11,34 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from nccl_doctor.model.commands import Command, shell
 from nccl_doctor.model.fixes import Fix, On, Step, look
+from nccl_doctor.toolkit.slurm import first_address
 
 _COMMAND = re.compile(r"(or )?`([^`]+)`(?: \((.*)\))?")
+_COMMANDS = re.compile(r"`([^`]*)`")
 _CHANGES = ("# ", "unset ", "ulimit ", "modprobe ", "mkdir ", "pip ", "systemctl ", "sysctl -w ")
 
 
-def fix_of(text: str, on: On = On.EVERY) -> str:
+_OF_HOST = re.compile(
+    r"(?:export|unset|#)(?: (?:[\w@%+=:,./-]|'[^']*'|\"'\"|\$[A-Za-z_]\w*|"
+    rf"{re.escape(first_address())})+)+",
+    re.ASCII,
+)
+"""A command that a host may have written: plain and quoted words, and values of variables."""
+
+
+def fix_of(text: str, on: On = On.EVERY, *, of_host: bool = False) -> str:
     """The fix of a line; the line itself where it has no command.
 
     Args:
         text: as above.
         on: where variables are set.
+        of_host: whether it comes from facts. A command of them that may run more than it shows is
+            text.
     """
+    if of_host and not all(map(_is_harmless, _COMMANDS.findall(text))):
+        return text
     if "`" not in text:
         return text
     ways: list[list[Step] | str] = []
@@ -41,6 +56,10 @@ def fix_of(text: str, on: On = On.EVERY) -> str:
     return Fix(*first.steps, text="" if first.steps else str(first), alternatives=others)
 
 
+def _is_harmless(command: str) -> bool:
+    return command.isprintable() and _OF_HOST.fullmatch(command) is not None
+
+
 def _way(way: Iterable[Step] | str) -> Fix:
     return Fix(text=way) if isinstance(way, str) else Fix(*way)
 
@@ -48,7 +67,7 @@ def _way(way: Iterable[Step] | str) -> Fix:
 def _step(command: str, note: str, on: On) -> Step:
     if command.startswith("export "):
         names = [word.partition("=")[0] for word in command.split()[1:] if "=" in word]
-        return Step(command, on, undo=f"unset {' '.join(names)}", note=note)
+        return Step(Command(command), on, undo=shell("unset {:variable}", names), note=note)
     if command.startswith(_CHANGES):
-        return Step(command, note=note)
-    return look(command, note)
+        return Step(Command(command), note=note)
+    return look(Command(command), note)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from nccl_doctor.model.commands import shell
 from nccl_doctor.model.fixes import Fix, On, Step
 from nccl_doctor.toolkit.host import text_of
 from nccl_doctor.toolkit.nccl.use_interface import use_interface
@@ -35,7 +36,7 @@ def network_for(runtime: str) -> Fix:
     machines, if it is `USER_NAT` or not known.
     """
     if runtime in ("", USER_NAT):
-        line = "# VBoxManage modifyvm NAME --nic1 bridged --bridgeadapter1 NIC"
+        line = shell("# VBoxManage modifyvm NAME --nic1 bridged --bridgeadapter1 NIC")
         return Fix(
             text="give the virtual machine an interface in the network of the machines, in libvirt "
             "<interface type='direct'><source dev='NIC' mode='bridge'/></interface>",
@@ -49,9 +50,9 @@ def network_for(runtime: str) -> Fix:
             text="hostNetwork: true in the spec of every pod, or a network plug-in (CNI) that "
             "spans the nodes"
         )
-    spans = "# docker network create -d overlay --attachable NAME"
+    spans = shell("# docker network create -d overlay --attachable NAME")
     return Fix(
-        Step(f"# {runtime} run --network=host", On.EVERY, note="on the machine itself"),
+        Step(shell("# {} run --network=host", runtime), On.EVERY, note="on the machine itself"),
         alternatives=[Fix(Step(spans, note="in a swarm: a network that spans the machines"))],
     )
 

@@ -16,7 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.model.fixes import Fix, look, word
+from nccl_doctor.model.commands import shell
+from nccl_doctor.model.fixes import Fix, look
 
 _FILE = re.compile(r"(lib[\w+-]+)\.so((?:\.\d+)*)")
 _EDGE = 1 << 20
@@ -168,7 +169,7 @@ def shared_files(installed: Iterable[Wheel]) -> list[dict[str, Any]]:
 def what_loads(name: str) -> Fix:
     """The fix that shows what makes the loader take a library, where no variable does."""
     return Fix(
-        look(f"LD_DEBUG=libs python -c 'import torch' 2>&1 | grep {word(name)}", "what loads it")
+        look(shell("LD_DEBUG=libs python -c 'import torch' 2>&1 | grep {}", name), "what loads it")
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nccl_doctor.model.commands import shell
 from nccl_doctor.model.fixes import Fix, Step
 
 
@@ -11,8 +12,8 @@ def _for_logins(item: str, value: str) -> Fix:
     file = f"/etc/security/limits.d/90-{item}.conf"
     return Fix(
         Step(
-            f"# echo '* - {item} {value}' >> {file}",
-            undo=f"# rm {file}",
+            shell("# echo '* - {:name} {:name}' >> {}", item, value, file),
+            undo=shell("# rm {}", file),
             note="for logins, as root; then log in again",
             persists=True,
         )
@@ -30,11 +31,13 @@ def more_files(number: int, soft: int | None = None, *, allowed: bool = True) ->
     ways = [
         _for_logins("nofile", str(number)),
         Fix(text=f"in a systemd service: LimitNOFILE={number} in its unit"),
-        Fix(Step(f"# docker run --ulimit nofile={number}")),
+        Fix(Step(shell("# docker run --ulimit nofile={}", number))),
     ]
     if not allowed:
         return Fix(*ways[0].steps, alternatives=ways[1:])
-    here = Step(f"ulimit -n {number}", undo=f"ulimit -n {soft}" if soft is not None else "")
+    here = Step(
+        shell("ulimit -n {}", number), undo=shell("ulimit -n {}", soft) if soft is not None else ""
+    )
     return Fix(here, alternatives=ways)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nccl_doctor.model.cluster import Rank
-from nccl_doctor.model.fixes import On, Step, export, unknown_in, word
+from nccl_doctor.model.commands import shell, unknown_in
+from nccl_doctor.model.fixes import On, Step, export
 from nccl_doctor.model.launch import ENDPOINT, OPTIONS, OWN, Launch
 
 _VARIABLES = {
@@ -60,8 +61,13 @@ def _given(launch: Launch, field: str, new: str) -> tuple[str, str, str]:
 
 def _step(name: str, old: str, new: str, on: On | tuple[str, ...]) -> Step:
     if name.startswith("--"):
-        undo = f"# {name} {word(old)}" if old else ""
-        return Step(f"# {name} {word(new)}", on, undo=undo, note="in the line that starts the job")
+        undo = shell("# {:option} {}", name, old) if old else ""
+        return Step(
+            shell("# {:option} {}", name, new),
+            on,
+            undo=undo,
+            note="in the line that starts the job",
+        )
     step = export(**{name: new})
-    command = f"# {step.command}" if unknown_in(new) else step.command
-    return Step(command, on, undo=f"export {name}={word(old)}" if old else step.undo)
+    command = shell("# {}", step.command) if unknown_in(new) else step.command
+    return Step(command, on, undo=shell("export {:variable}={}", name, old) if old else step.undo)

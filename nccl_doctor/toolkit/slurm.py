@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
+
+from nccl_doctor.model.commands import Command, shell
 
 MAX_HOSTS = 100_000
 """More than any cluster has: a longer list is a mistake, and is not expanded."""
@@ -64,22 +65,22 @@ def _ranges(numbers: Sequence[int], width: int) -> Iterator[str]:
             first = i + 1
 
 
-def address_of(node: str) -> str:
+def address_of(node: str) -> Command:
     """Shell substitution for the address by which Slurm itself reaches a node.
 
     Where the name of a node does not resolve (NodeName is what slurm.conf says), its NodeAddr leads
     there.
     """
-    return _address_line(shlex.quote(node))
+    return shell(_ADDRESS, node)
 
 
-def first_address() -> str:
+def first_address() -> Command:
     """The same for the first node of the job, by the list that a batch script has."""
-    return _address_line('"$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"')
+    first = shell('"$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"')
+    return shell(_ADDRESS, first)
 
 
-def _address_line(node: str) -> str:
-    return f"$(scontrol show node {node} | grep -o 'NodeAddr=[^ ]*' | cut -d= -f2)"
+_ADDRESS = "$(scontrol show node {} | grep -o 'NodeAddr=[^ ]*' | cut -d= -f2)"
 
 
 def _hosts(text: str, most: int) -> Iterator[str]:

@@ -13,8 +13,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from nccl_doctor.model.cluster import Cluster, Rank
+from nccl_doctor.model.commands import shell
 from nccl_doctor.model.findings import Confidence, Finding, Kind, Where
-from nccl_doctor.model.fixes import Fix, Step, word
+from nccl_doctor.model.fixes import Fix, Step
 from nccl_doctor.toolkit.blame import odd_ones_out
 from nccl_doctor.toolkit.hosts import sides_in_words, who_has_what
 
@@ -246,5 +247,5 @@ def _as_elsewhere(name: str, value: str) -> str:
     """The fix that gives an option or a variable the value that most have."""
     if name.startswith("--"):
         note = "in the line that starts the job, as elsewhere"
-        return Fix(Step(f"# {name} {word(value)}", note=note))
+        return Fix(Step(shell("# {:option} {}", name, value), note=note))
     return f"set {name}={value} there, as elsewhere"

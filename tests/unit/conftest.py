@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.foreign_words import Watch
+
 _MEMORY = Path("/dev/shm")
 _ROOM = 1 << 30
 
@@ -25,6 +27,19 @@ def _has_room() -> bool:
         return False
     free, runs = here.f_bavail * here.f_frsize, not here.f_flag & os.ST_NOEXEC
     return free >= _ROOM and runs and os.access(_MEMORY, os.W_OK)
+
+
+WATCH = Watch()
+
+
+@pytest.fixture(autouse=True)
+def _no_words_of_others_run() -> Iterator[None]:
+    """No command of a rule runs a word of the facts which a test gives to the rule."""
+    WATCH.watch_all()
+    yield
+    running = dict(WATCH.running)
+    WATCH.running.clear()
+    assert running == {}
 
 
 @pytest.fixture(scope="session")

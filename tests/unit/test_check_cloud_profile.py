@@ -76,6 +76,12 @@ def test_both_values_are_said_and_it_is_information() -> None:
     assert found.fix.startswith("unset NCCL_CROSS_NIC NCCL_NET; or . /")
 
 
+def test_no_shell_is_told_to_read_another_file() -> None:
+    facts = {"nd0": {"profiles": {"/tmp/mine.sh": {"NCCL_NET": ["Socket", ["gIB"]]}}}}
+    cluster = make_cluster(check=CHECK.name, by_host=facts)
+    assert only(CHECK, cluster, "env-contradicts-profile", hosts=["nd0"]).fix == "unset NCCL_NET"
+
+
 def test_a_profile_that_is_followed_is_silent() -> None:
     facts = {name: {"profiles": {GIB: {}}} for name in ("nd0", "nd1")}
     assert judge(CHECK, make_cluster(check=CHECK.name, by_host=facts)) == []

@@ -125,7 +125,7 @@ def test_what_survives_a_start_of_the_host():
         ),
         (
             hit(rule="policy drop", handle=""),
-            "# remove the rule nft inet fw input: policy drop",
+            "# remove the rule 'nft inet fw input: policy drop'",
             "",
         ),
     ],

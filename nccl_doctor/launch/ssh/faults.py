@@ -6,15 +6,15 @@ The phrases are those of OpenSSH's client (ssh.c, sshconnect.c, packet.c), the s
 from __future__ import annotations
 
 import re
-import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nccl_doctor.launch.ssh.connection import Ended
 from nccl_doctor.launch.ssh.relay import MARKER, MORE
+from nccl_doctor.model.commands import shell
 from nccl_doctor.model.findings import Finding, Kind, Where
-from nccl_doctor.model.fixes import Fix, Step, fill, look, word
+from nccl_doctor.model.fixes import Fix, Step, fill, look
 from nccl_doctor.model.kinds import (
     CONFIG_BAD_VALUE,
     LAUNCHING,
@@ -174,13 +174,13 @@ def _fault(one: Failed, own_words: Sequence[str]) -> _Fault:
         return _Fault(
             REMOTE_COMMAND_FAILED,
             text,
-            Fix(Step(f"{word(own_words[0])} -m pip install nccl-doctor", persists=True)),
+            Fix(Step(shell("{} -m pip install nccl-doctor", own_words[0]), persists=True)),
         )
     if "can't open file" in text:
         fix = f"put {own_words[-1]} at the same path on the host"
         return _Fault(REMOTE_COMMAND_FAILED, text, fix)
-    line = f"ssh ADDRESS {shlex.join(own_words)} env"
-    return _Fault(REMOTE_COMMAND_FAILED, text, Fix(look(line, on=LAUNCHING)))
+    again = shell("ssh ADDRESS {} env", own_words)
+    return _Fault(REMOTE_COMMAND_FAILED, text, Fix(look(again, on=LAUNCHING)))
 
 
 def _refused(one: Failed, words: str) -> _Fault:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
+import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from nccl_doctor.model.commands import Command, shell
 from nccl_doctor.model.fixes import Step
 from nccl_doctor.toolkit.firewall.netfilter import quote_hit
 
@@ -14,22 +16,40 @@ _FEW = 16
 """Peers of a host that get a rule each; more get one rule with a set."""
 _TABLES = ("filter", "nat", "mangle", "raw", "security")
 _BASE = ("input", "output", "forward", "prerouting", "postrouting")
+_PROGRAMS = {"iptables": shell("iptables"), "ip6tables": shell("ip6tables")}
+_SEVERAL = re.compile(r"[;\n]")
+"""What stands between commands of nft."""
 _IPV6_RPFILTER = "/etc/firewalld/firewalld.conf"
 
 
 def remove_rule(hit: Mapping[str, Any]) -> Step:
     """The step that removes the rule."""
-    where = f"{hit['table']} {hit['chain']}"
+    where, rule = _chain(hit), str(hit["rule"])
     if hit["handle"]:
-        same = f"nft insert rule {where} {shlex.quote(hit['rule'])}"
-        return Step(
-            f"nft delete rule {where} handle {hit['handle']}",
-            undo="" if _of_iptables(hit) else same,
-        )
-    if hit["rule"].startswith("-A "):
-        tool, rule = f"{hit['tool']} -t {hit['table']}", hit["rule"].removeprefix("-A ")
-        return Step(f"{tool} -D {rule}", undo=f"{tool} -A {rule}")
-    return Step(f"# remove the rule {quote_hit(hit)}")
+        same = shell("nft insert rule {} {}", where, rule)
+        known = not (_of_iptables(hit) or _SEVERAL.search(rule))
+        line = shell("nft delete rule {} handle {:number}", where, hit["handle"])
+        return Step(line, undo=same if known else "")
+    words = _words(rule)
+    if words[:1] == ["-A"] and len(words) > 1:
+        rest = [_word_of_rule(each) for each in words[2:]]
+        rule = shell("{:name} {}", words[1], rest)
+        tool = shell("{} -t {:name}", _program(hit), hit["table"])
+        return Step(shell("{} -D {}", tool, rule), undo=shell("{} -A {}", tool, rule))
+    return Step(shell("# remove the rule {}", quote_hit(hit)))
+
+
+def _words(rule: str) -> list[str]:
+    try:
+        return shlex.split(rule)
+    except ValueError:
+        return []
+
+
+def _word_of_rule(text: str) -> Command:
+    if text == "!":
+        return shell("!")
+    return shell("{:option}" if text.startswith("-") else "{}", text)
 
 
 def let_in(
@@ -61,17 +81,18 @@ def let_in(
     if _of_iptables(hit):
         return tuple(_iptables(hit, peer) for peer in peers)
     if len(peers) > _FEW:
-        return (_nft(hit, f"{{ {', '.join(peers)} }}"),)
-    return tuple(_nft(hit, peer) for peer in peers)
+        return (_nft(hit, peers),)
+    return tuple(_nft(hit, [peer]) for peer in peers)
 
 
 def let_loop_back(hit: Mapping[str, Any]) -> Step:
     """The step that lets what a host sends to itself pass, whatever the address."""
     if _of_iptables(hit):
-        rule = f"{hit['chain']} {'-i' if hit['incoming'] else '-o'} lo -j ACCEPT"
+        way = shell("-i" if hit["incoming"] else "-o")
+        rule = shell("{:name} {} lo -j ACCEPT", hit["chain"], way)
         tool = _tool(hit)
-        return Step(f"{tool} -I {rule}", undo=f"{tool} -D {rule}")
-    rule = f"{'iif' if hit['incoming'] else 'oif'} lo accept"
+        return Step(shell("{} -I {}", tool, rule), undo=shell("{} -D {}", tool, rule))
+    rule = shell("iif lo accept" if hit["incoming"] else "oif lo accept")
     return _inserted(hit, rule, rule.replace(" lo", ' "lo"'))
 
 
@@ -88,24 +109,23 @@ def _is_of(hit: Mapping[str, Any] | None, manager: str) -> bool:
     return hit is None or _of_iptables(hit) or manager in f"{hit['table']} {hit['chain']}"
 
 
-def _known(*words: str) -> str:
-    """The start of a line: a comment where an address is not known."""
-    try:
-        for each in words:
-            ipaddress.ip_network(each, strict=False)
-    except ValueError:
-        return "# "
-    return ""
+def _chain(hit: Mapping[str, Any]) -> Command:
+    """Family and table, and the chain."""
+    return shell("{:name} {:name}", str(hit["table"]).split(" "), hit["chain"])
+
+
+def _program(hit: Mapping[str, Any]) -> Command:
+    """The program of a rule that was read with one of iptables."""
+    return _PROGRAMS.get(str(hit["tool"]), shell("# NAME"))
 
 
 def _firewalld(peers: Sequence[str]) -> Step:
-    zone = "firewall-cmd --permanent --zone=trusted"
-    add, remove = (
-        " ".join(f"--{way}-source={peer}" for peer in peers) for way in ("add", "remove")
-    )
+    zone = shell("firewall-cmd --permanent --zone=trusted")
+    add = [shell("--add-source={:address}", peer) for peer in peers]
+    remove = [shell("--remove-source={:address}", peer) for peer in peers]
     return Step(
-        f"{_known(*peers)}{zone} {add} && firewall-cmd --reload",
-        undo=f"{zone} {remove} && firewall-cmd --reload",
+        shell("{} {} && firewall-cmd --reload", zone, add),
+        undo=shell("{} {} && firewall-cmd --reload", zone, remove),
         persists=True,
     )
 
@@ -113,42 +133,46 @@ def _firewalld(peers: Sequence[str]) -> Step:
 def _ufw(peer: str) -> Step:
     # A rule of the user that denies comes before what `ufw allow` adds.
     return Step(
-        f"{_known(peer)}ufw prepend allow proto tcp from {peer}",
-        undo=f"ufw delete allow proto tcp from {peer}",
+        shell("ufw prepend allow proto tcp from {:address}", peer),
+        undo=shell("ufw delete allow proto tcp from {:address}", peer),
         persists=True,
     )
 
 
-def _tool(hit: Mapping[str, Any]) -> str:
+def _tool(hit: Mapping[str, Any]) -> Command:
     """The command of iptables for the table of a rule."""
-    tool, table = str(hit["tool"]), str(hit["table"])
-    if tool == "nft":
+    tool, table = _program(hit), str(hit["table"])
+    if hit["tool"] == "nft":
         family, _, table = table.partition(" ")
-        tool = "ip6tables" if family == "ip6" else "iptables"
-    return tool if table == "filter" else f"{tool} -t {table}"
+        tool = shell("ip6tables" if family == "ip6" else "iptables")
+    return tool if table == "filter" else shell("{} -t {:name}", tool, table)
 
 
 def _iptables(hit: Mapping[str, Any], peer: str) -> Step:
-    tool = _tool(hit)
-    rule = f"{hit['chain']} {'-s' if hit['incoming'] else '-d'} {peer} -p tcp -j ACCEPT"
-    return Step(f"{_known(peer)}{tool} -I {rule}", undo=f"{tool} -D {rule}")
+    tool, way = _tool(hit), shell("-s" if hit["incoming"] else "-d")
+    rule = shell("{:name} {} {:address} -p tcp -j ACCEPT", hit["chain"], way, peer)
+    return Step(shell("{} -I {}", tool, rule), undo=shell("{} -D {}", tool, rule))
 
 
-def _nft(hit: Mapping[str, Any], who: str) -> Step:
-    field = f"{'ip6' if ':' in who else 'ip'} {'saddr' if hit['incoming'] else 'daddr'}"
-    chain, rule = f"{hit['table']} {hit['chain']}", f"{field} {who} accept"
-    if who.startswith("{"):  # zsh would take a lone brace for its own
-        return Step(f"nft insert rule {chain} '{rule}'")
-    return _inserted(hit, rule, rule, _known(who))
+def _nft(hit: Mapping[str, Any], peers: Sequence[str]) -> Step:
+    family = shell("ip6" if any(":" in peer for peer in peers) else "ip")
+    way = shell("saddr" if hit["incoming"] else "daddr")
+    who = [shell("{:address}", peer) for peer in peers]
+    if len(who) == 1:
+        rule = shell("{} {} {} accept", family, way, who)
+        return _inserted(hit, rule, rule.removeprefix("# "))
+    several = shell("{{ {} }}", [shell("{},", each) for each in who[:-1]] + who[-1:])
+    # zsh would take a lone brace for its own
+    return Step(shell("nft insert rule {} '{} {} {} accept'", _chain(hit), family, way, several))
 
 
-def _inserted(hit: Mapping[str, Any], rule: str, shown: str, before: str = "") -> Step:
+def _inserted(hit: Mapping[str, Any], rule: Command, shown: str) -> Step:
     """The step that puts a rule first; `shown`: the rule as nft lists it, to find its handle."""
-    chain = f"{hit['table']} {hit['chain']}"
-    handle = f"nft -a list chain {chain} | grep -m1 -F '{shown} #' | sed 's/.*handle //'"
+    chain = _chain(hit)
+    find = shell("nft -a list chain {} | grep -m1 -F {}", chain, f"{shown} #")
     return Step(
-        f"{before}nft insert rule {chain} {rule}",
-        undo=f"{handle} | xargs -r nft delete rule {chain} handle",
+        shell("nft insert rule {} {}", chain, rule),
+        undo=shell("{} | sed 's/.*handle //' | xargs -r nft delete rule {} handle", find, chain),
     )
 
 
@@ -157,10 +181,10 @@ def _without_way_back(hit: Mapping[str, Any], managers: Sequence[str]) -> Step:
     note = "or make answers leave where packets arrive, by rules of routing"
     if "firewalld" not in managers or old:
         step = remove_rule(hit)
-        return Step(step.command, undo=step.undo, note=note)
+        return replace(step, note=note)
 
-    def turned(value: str) -> str:
-        setting = f"sed -i 's/^IPv6_rpfilter=.*/IPv6_rpfilter={value}/' {_IPV6_RPFILTER}"
-        return f"{setting} && firewall-cmd --reload"
+    def turned(value: str) -> Command:
+        set_it = "sed -i 's/^IPv6_rpfilter=.*/IPv6_rpfilter={:name}/' {} && firewall-cmd --reload"
+        return shell(set_it, value, _IPV6_RPFILTER)
 
     return Step(turned("no"), undo=turned("yes"), note=note, persists=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nccl_doctor.model.commands import shell
 from nccl_doctor.model.fixes import Fix, On, Step, export
 
 
@@ -18,7 +19,7 @@ def use_interface(name: str = "", *, nccl: bool = True, gloo: bool = True) -> St
     if name:
         return step
     note = "with the name of the interface that leads to the other hosts"
-    return Step(f"# {step.command}", On.EVERY, note=note)
+    return Step(shell("# {}", step.command), On.EVERY, note=note)
 
 
 CHOOSE = Fix(use_interface())

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.model.fixes import Fix, Step, look, word
+from nccl_doctor.model.commands import shell
+from nccl_doctor.model.fixes import Fix, Step, look
 from nccl_doctor.model.json_node import Node
 
 SHAPING = ("netem", "tbf", "htb", "hfsc", "cbq", "cake")
@@ -92,13 +93,13 @@ def without_shapers(found: Iterable[tuple[str, str, str]], other: str) -> Fix:
     """The fix that takes them away, and `other` in place of it, if that is not the cause."""
     steps = (
         Step(
-            f"tc qdisc del dev {word(nic)} root",
+            shell("tc qdisc del dev {} root", nic),
             on=(host,),
         )
         for host, nic, _ in found
     )
     noted = (
-        look(f"tc -s qdisc show dev {word(nic)}", "note down first what it is", on=(host,))
+        look(shell("tc -s qdisc show dev {}", nic), "note down first what it is", on=(host,))
         for host, nic, _ in found
     )
     meant = Fix(*other.steps) if isinstance(other, Fix) and other.steps else f"else: {other}"

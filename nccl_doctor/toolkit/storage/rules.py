@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.commands import shell
 from nccl_doctor.model.findings import Confidence, Finding, Kind, Severity, Where
-from nccl_doctor.model.fixes import Fix, On, Step, fill, word
+from nccl_doctor.model.fixes import Fix, On, Step, fill
 from nccl_doctor.toolkit.blame import blame_links
 from nccl_doctor.toolkit.hosts import link_names, sides_in_words
 from nccl_doctor.toolkit.kernel_waits import CAUSES, cause_of
@@ -82,9 +83,9 @@ def mount_line(well: Hosts, seats: Iterable[int]) -> str:
     for seat in sorted(seats):
         facts = well[seat]
         if is_network(facts["type"]):
-            what, where = word(str(facts["source"])), word(str(facts["mount"]))
-            line = f"mount -t {word(str(facts['type']))} {what} {where}"
-            return Fix(Step(line, undo=f"umount {where}"))
+            where = facts["mount"]
+            line = shell("mount -t {:name} {} {}", facts["type"], facts["source"], where)
+            return Fix(Step(line, undo=shell("umount {}", where)))
     return ""
 
 
@@ -135,7 +136,7 @@ def _failed(path: str, facts: Facts, where: Where, usual: str, option: str) -> F
     elif kind in (kinds.READ_ONLY, kinds.STALE):
         fix = fill(kind.fix, MOUNT=place)
     if kind in (kinds.NOT_WRITABLE, kinds.READ_ONLY) and option:
-        other = Fix(Step(f"# {option}", On.EVERY, note="if the job only reads there"))
+        other = Fix(Step(shell("# {}", option), On.EVERY, note="if the job only reads there"))
         steps = fix.steps if isinstance(fix, Fix) else ()
         fix = Fix(*steps, alternatives=[other])
     return Finding(kind, message, where, evidence_of(facts), fix=fix)
@@ -146,7 +147,7 @@ def _to_have(path: str, usual: str, writes: bool) -> str:
     mount = [usual] if usual else []
     if not writes:
         return mount[0] if mount else "create it"
-    steps = (Step(f"mkdir -p {word(path)}", undo=f"rmdir {word(path)}", persists=True),)
+    steps = (Step(shell("mkdir -p {}", path), undo=shell("rmdir {}", path), persists=True),)
     ways = [*(each for each in mount if isinstance(each, Fix)), Fix(*steps)]
     return Fix(*ways[0].steps, alternatives=[*ways[1:], Fix(text="correct the option")])
 
