@@ -40,7 +40,7 @@ def own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
             else Fix(look(f"sudo ss -tanp 'sport = :{port}'"), alternatives=[ANOTHER_PORT]),
             shuts_out=True,
         )
-    elif facts["bind_errno"] in (errno.EACCES, errno.EPERM):
+    elif facts["bind_errno"] in (errno.EACCES, errno.EPERM, errno.ENOSYS):
         reason = "" if facts["may_bind"] else "; this user may not bind such a low port"
         text = f"MASTER_PORT={port}: {facts['bind_error']}{reason}"
         kind = PORT_FORBIDDEN if facts["may_bind"] else PORT_PRIVILEGED

@@ -49,6 +49,7 @@ from nccl_doctor.toolkit import errands, forks, guardian
 from nccl_doctor.toolkit.gpu.awake import keep_awake
 from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.hosts import road_to_master
+from nccl_doctor.toolkit.load_torch import load_torch, torch_error
 from nccl_doctor.toolkit.shortage import Shortage, shortage_of
 from nccl_doctor.toolkit.terminal import complain
 
@@ -167,6 +168,11 @@ class Participant:
             return self._as_far_as_known(scarce.words, fix=scarce.fix)
         if not (run.launch.is_complete() or self._speaks_for_host()):
             return self._own_view(None, "")
+        if error := torch_error():
+            rank = run.launch.rank
+            here = None if rank is None else Where(ranks=(rank,))
+            words = f"could not sign in without torch: {error}"
+            return self._own_view(kinds.COORDINATOR_LOST, words, here)
         try:
             meeting, self._is_second = connect(run, self._token, self._broken_road())
         except StoreLost as error:
@@ -395,8 +401,7 @@ def import_torch() -> None:
     # Collecting garbage meanwhile takes a tenth of the time, and frees next to no memory.
     gc.disable()
     try:
-        with contextlib.suppress(ImportError, OSError):  # OSError: a library of it does not load
-            import torch.distributed  # noqa: F401
+        load_torch()
     finally:
         gc.enable()
     gc.freeze()  # no child needs to go through what is imported, and so to copy it

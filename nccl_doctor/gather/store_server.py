@@ -46,7 +46,9 @@ class Door:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """State for checks: `server` (agent, self, other), `bind_errno`, `bind_error`."""
+        """State for checks: `server` (agent, self, other; none: this host should serve, and
+        cannot), `bind_errno`, `bind_error`.
+        """
         return {
             "server": self.server,
             "bind_errno": self.error.errno if self.error else None,
@@ -110,14 +112,21 @@ def _bind(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        _set_options(sock)
         sock.bind((address, port))
     except OSError:
         sock.close()
         raise
     return sock
+
+
+def _set_options(sock: socket.socket) -> None:
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sock.family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    except OSError as error:
+        raise OSError(error.errno, f"setsockopt: {error.strerror}") from error
 
 
 def _keep(listener: socket.socket, address: str) -> None:
