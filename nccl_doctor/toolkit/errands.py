@@ -60,6 +60,11 @@ def leave_by(deadline: float) -> None:
     _memory.leave_by = deadline
 
 
+def patience() -> float:
+    """Longest time to wait for a sign of life now, where the work has no limit of its own."""
+    return max(0.0, _memory.leave_by - time.monotonic()) / 3
+
+
 class _NoChild(Exception):
     """No process can be started, or no file opened for it; says why."""
 

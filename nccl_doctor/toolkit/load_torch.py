@@ -33,7 +33,7 @@ class _Failed(MetaPathFinder):
 
 
 def load_torch() -> str:
-    """Import torch once: whoever imports it after that failed gets ImportError.
+    """Import torch. Once that has failed, it raises ImportError everywhere in this process.
 
     Returns: type and words of what the first attempt raised; the empty string if nothing.
     """
@@ -66,5 +66,5 @@ def _tried_apart() -> str:
 
 
 def torch_error() -> str:
-    """The answer of `load_torch` in this process, or in the one that it was forked from."""
+    """Answer of `load_torch` in this process, or in the one that it was forked from."""
     return next((each.words for each in sys.meta_path if isinstance(each, _Failed)), "")
