@@ -49,6 +49,8 @@ GOODBYE_OF_A_RANK_S = 3e-4
 them."""
 _SLACK_S = 3.0
 """Time between a round and a second look, on hosts that are busy."""
+_WHOLE = 0.9
+"""Share of the time of a round with which it is as good as whole."""
 NO_TIME = "no time was left; give a longer --timeout"
 
 
@@ -213,11 +215,11 @@ class Coordinator:
         answers = self._answers.of(self._number, others, patience, look, met)
         self._starts.note(check, replace(round_, deadline_s=wanted_s), time.monotonic() - started)
         if own is not None:
-            own = self._in_its_time(own, wanted_s, deadline_s)
+            own = self._in_its_time(run.seat, own, wanted_s, deadline_s)
             self._record(run.seat, check, round_, own, met[run.seat])
         for seat in others:
             if seat in answers:
-                outcome = self._in_its_time(answers[seat], wanted_s, deadline_s)
+                outcome = self._in_its_time(seat, answers[seat], wanted_s, deadline_s)
             else:
                 self._silent.add(seat)
                 words = f"no answer within {wait_s:.0f} s of the order"
@@ -227,10 +229,12 @@ class Coordinator:
             self._record(seat, check, round_, outcome, met[seat])
         self._number += 1
 
-    def _in_its_time(self, outcome: Outcome, wanted_s: float, given_s: float) -> Outcome:
-        """The outcome; with NCCL, whose start takes long, a hang says if its time was cut."""
-        if self._run.backend != "nccl":
-            return outcome
+    def _in_its_time(self, seat: int, outcome: Outcome, wanted_s: float, given_s: float) -> Outcome:
+        """The outcome; one that hung is none of a hang if its time was cut, but reason enough to
+        look for who answers.
+        """
+        if outcome.status is OutcomeStatus.HUNG:
+            self._hung.add(seat)
         limit_s = self._run.options.timeout_s + self._run.more_s
         return hung_within(outcome, wanted_s, given_s, limit_s)
 
@@ -256,8 +260,6 @@ class Coordinator:
 
     def _record(self, seat: int, check: Check, round_: Round, outcome: Outcome, group: int) -> None:
         self._failed = self._failed or outcome.status is not OutcomeStatus.OK
-        if outcome.status is OutcomeStatus.HUNG:
-            self._hung.add(seat)
         if outcome.group != group:
             outcome = replace(outcome, group=group)
         self._evidence.record(seat, check.name, round_.name, outcome)
@@ -364,12 +366,13 @@ def longest_round(left_s: float) -> float:
 
 
 def hung_within(outcome: Outcome, wanted_s: float, given_s: float, timeout_s: float) -> Outcome:
-    """The outcome; one that hung in a round with less time than planned has that as the reason, and
-    the time limit of the run with which it would have had it.
+    """The outcome; one that hung in a round with less time than planned is untested, and has as its
+    reason the time limit of the run with which it would have had it.
     """
-    if outcome.status is not OutcomeStatus.HUNG or given_s >= wanted_s:
+    if outcome.status is not OutcomeStatus.HUNG or given_s >= _WHOLE * wanted_s:
         return outcome
     enough_s = math.ceil((timeout_s + wanted_s - given_s) / 10) * 10
-    words = f"the run had {given_s:.0f} s left for it, and not {wanted_s:.0f} s: give --timeout "
-    words += f"{enough_s} or more"
-    return replace(outcome, reason=outcome.reason or words)
+    step = outcome.breadcrumbs[-1].get("step", "") if outcome.breadcrumbs else ""
+    words = f"not done{f' with {step}' if step else ''} after {given_s:.0f} s: the run had no more "
+    words += f"left for it, and not {wanted_s:.0f} s: give --timeout {enough_s} or more"
+    return replace(outcome, status=OutcomeStatus.UNTESTED, reason=words)

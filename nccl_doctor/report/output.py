@@ -208,7 +208,7 @@ def give(
 
 
 def _is_read_now(path: str) -> bool:
-    """Whether somebody may read an output as it is written, and so delay it: a stream."""
+    """True for a stream, whose reader may stand still."""
     return path in _STDOUT or path.startswith(("/dev/", "/proc/"))
 
 

@@ -42,7 +42,7 @@ class Printer:
         self._rest: str | None = None
 
     def begin(self, report: Report) -> None:
-        """Print what was found, as far as nobody has to wait for it.
+        """Print what was found, or what the stream takes of it at once.
 
         Raises:
             OSError: the stream takes nothing.
