@@ -17,7 +17,7 @@ from nccl_doctor.gather.answers import Answers
 from nccl_doctor.gather.board import Phase, phase_of
 from nccl_doctor.gather.control_store import ControlStore
 from nccl_doctor.gather.deaths import Deaths
-from nccl_doctor.gather.departures import departures
+from nccl_doctor.gather.departures import STOPPED, TELL_S, another, departures
 from nccl_doctor.gather.doubts import Doubts
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, hold, over_key
@@ -72,6 +72,7 @@ class Coordinator:
         level = run.options.level.order
         self._checks = [c for c in run.registry.checks if c.together and c.level.order <= level]
         self._number = 0
+        self._groups: Sequence[Sequence[int]] = ()
         self._silent: set[int] = set()
         self._held: dict[str, set[str]] = {}
         self._hung: set[int] = set()
@@ -183,7 +184,7 @@ class Coordinator:
         """Hold one round: order it, take part, wait for all evidence, note the silent ranks."""
         run, box = self._run, self._box
         self._deaths.look()  # who was killed before takes no part
-        groups = tuple(self._unblocked(check, round_))
+        self._groups = groups = tuple(self._unblocked(check, round_))
         if not groups:
             return
         self._starts.make_room(check, round_, round_.deadline_s + SETTLE_S + LOOK_S)
@@ -330,6 +331,20 @@ class Coordinator:
             self._send_home(Finish(code, report.verdict, len(report.root_causes), name))
 
         return ParticipantResult(report.exit_code, report, finish=finish)
+
+    def stop(self, signal_name: str) -> None:
+        """Tell everybody that a signal ends rank 0, and wait a moment until they have read it; from
+        another thread, while this run is wherever it is.
+
+        Raises:
+            StoreLost: the store is gone.
+        """
+        box, number = another(self._box), self._number
+        self._posted.stop(box, number, {STOPPED: signal_name})
+        for group in self._groups:
+            box.put(over_key(number, group), True)
+        byes = {f"bye/{seat}" for seat in self._evidence.seats if seat != self._run.seat}
+        box.wait(byes - {f"bye/{seat}" for seat in self._silent}, TELL_S)
 
     def _send_home(self, end: Finish) -> None:
         """Tell everybody the end, and keep the store up until they have read it."""

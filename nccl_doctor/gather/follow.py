@@ -9,6 +9,7 @@ from typing import Any
 
 from nccl_doctor.gather.board import Phase
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
+from nccl_doctor.gather.departures import signal_of_rank_0
 from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, hold, now_and_then, take_place
@@ -133,13 +134,18 @@ class Follower:
             again = again or (self._again is not None and self._again())
             return again
 
-        leave = look if self._again is not None else None
+        gone = look if self._again is not None else None
         try:
-            return self._box.get(key, patience, self._run.progress.tick, leave=leave)
+            data = self._box.get(key, patience, self._run.progress.tick, leave=gone)
         except StoreTimeout:
             if again:
                 raise OpenedAgain from None
             raise
+        if name := signal_of_rank_0(data):
+            leave(self._run, self._box)
+            words = f"received {name} and left before the end"
+            raise Lost(kinds.RUN_INTERRUPTED, words, Where(ranks=(0,)))
+        return data
 
     def _wait_for_another_run(self, until: float) -> None:
         """Wait, as one that is not admitted: this is the run of an earlier start of the ranks, and

@@ -74,6 +74,7 @@ class Participant:
         self._token = ""
         self._is_second = False
         self._box: ControlStore | None = None
+        self._coordinator: Coordinator | None = None
         self._voice = HostVoice(run)
         self._views = PartialReports(
             run.options.output_dir if self._speaks_in_folder() else None,
@@ -193,8 +194,8 @@ class Participant:
                 run.nonce = self._views.run_id = secrets.token_hex(8)
                 open_run(meeting, run.nonce)
                 box = self._sign_in(meeting, run.nonce, who)
-                conductor = Coordinator(run, box, self._evidence, self._views, doubts)
-                return conductor.conduct()
+                self._coordinator = Coordinator(run, box, self._evidence, self._views, doubts)
+                return self._coordinator.conduct()
         return self._follow(meeting, who)
 
     def _follow(self, meeting: ControlStore, who: SignIn) -> ParticipantResult:
@@ -351,6 +352,8 @@ class Participant:
         return self._run.launch.rank not in (0, None) or self._is_second
 
     def _close_evidence(self) -> None:
+        if self._watchdog.interrupted and self._coordinator is not None:
+            self._run.door.outlast()  # the others are told by it
         self._evidence.close()
 
     def _last_words(self, reason: str) -> int:
@@ -359,7 +362,10 @@ class Participant:
         by = reason.removeprefix("received ") if self._watchdog.interrupted else ""
         why = stopped(self._run, self._evidence, by)
         code = self._write(self._as_far_as_known(why.message, why.fix))
-        if by and self._box is not None and self._run.launch.rank != 0:
+        if by and self._coordinator is not None:
+            with contextlib.suppress(StoreLost):
+                self._coordinator.stop(by)
+        elif by and self._box is not None and self._run.launch.rank != 0:
             departures.tell(self._box, self._run.seat, by)
         return code
 

@@ -55,6 +55,10 @@ class Door:
             "bind_error": str(self.error) if self.error else "",
         }
 
+    def outlast(self) -> None:
+        """Serve on when the other children of this process are killed, until it is gone."""
+        forks.living.discard(self._pid)
+
     def close(self) -> None:
         """Stop serving."""
         if self._pid:
