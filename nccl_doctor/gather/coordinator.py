@@ -26,6 +26,7 @@ from nccl_doctor.gather.join import Join
 from nccl_doctor.gather.make_report import make_report
 from nccl_doctor.gather.orders import Finish, Order
 from nccl_doctor.gather.partial_reports import PartialReports, not_heard
+from nccl_doctor.gather.pauses import Pauses, in_words
 from nccl_doctor.gather.postings import Postings
 from nccl_doctor.gather.quiet import QUIET_S, Quiet
 from nccl_doctor.gather.run_state import Run
@@ -139,9 +140,10 @@ class Coordinator:
         report = make_report(
             run,
             self._evidence,
-            complete=True,
+            # Who did not come may have given up waiting for this process.
+            complete=not roll.stood_still_s,
             views=views,
-            extra=list(self._departed()),
+            extra=[*self._departed(), *self._pause(roll.stood_still_s)],
             known=self._failures.known(self._evidence.state),
         )
         return self._result(report)
@@ -197,7 +199,7 @@ class Coordinator:
         round_ = Round(round_.name, groups, deadline_s, round_.params, by_seat=round_.by_seat)
         next_s = wait_s + 2 * SETTLE_S + run.between_orders()
         order = Order(check.name, round_, next_s, more_s=run.more_s)
-        started = time.monotonic()
+        started, mark = time.monotonic(), Pauses.now()
         self._quiet.begin(check, round_)
         self._posted.order(self._number, order)
         members = [seat for group in groups for seat in group]
@@ -219,7 +221,11 @@ class Coordinator:
             own = self._in_its_time(run.seat, own, wanted_s, deadline_s)
             self._record(run.seat, check, round_, own, met[run.seat])
         for seat in others:
-            if seat in answers:
+            stood_s = run.pauses.since(mark)
+            if stood_s and seat not in answers:
+                words = f"no answer, but rank 0 itself {in_words(stood_s)}"
+                outcome = self._death_of(seat) or Outcome(OutcomeStatus.UNTESTED, reason=words)
+            elif seat in answers:
                 outcome = self._in_its_time(seat, answers[seat], wanted_s, deadline_s)
             else:
                 self._silent.add(seat)
@@ -324,6 +330,14 @@ class Coordinator:
                     f"received {departure.signal} and left before the end",
                     Where(ranks=() if rank is None else (rank,)),
                 )
+
+    def _pause(self, stood_still_s: float) -> Iterator[Finding]:
+        """Finding on a sign-in in which this process itself stood still, and not all have come."""
+        if stood_still_s:
+            words = f"in the sign-in, this process {in_words(stood_still_s)}"
+            if missing := self._evidence.not_here():
+                words += f"; {missing} had not signed in, which may come of that"
+            yield Finding(RUN_INTERRUPTED, words, Where(hosts=(host_name(),)))
 
     def _result(self, report: Report) -> ParticipantResult:
         def finish(code: int) -> None:

@@ -87,6 +87,7 @@ class Participant:
             self._last_words,
             first=self._close_evidence,
             more=run.config.more,
+            tick=run.pauses.tick,
         )
         errands.reserve()
 
