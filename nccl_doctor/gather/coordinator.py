@@ -32,7 +32,7 @@ from nccl_doctor.gather.quiet import QUIET_S, Quiet
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.second_look import LOOK_S, checks_that_look_again, look_alone, look_together
 from nccl_doctor.gather.start_time import StartTime
-from nccl_doctor.gather.stopped import stopped
+from nccl_doctor.gather.stopped import stood_still, stopped
 from nccl_doctor.launch import identity
 from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import AFTER_LOSS, BEFORE, Cluster, Outcome, OutcomeStatus
@@ -143,7 +143,7 @@ class Coordinator:
             # Who did not come may have given up waiting for this process.
             complete=not roll.stood_still_s,
             views=views,
-            extra=[*self._departed(), *self._pause(roll.stood_still_s)],
+            extra=[*self._departed(), *stood_still(self._evidence, roll.stood_still_s)],
             known=self._failures.known(self._evidence.state),
         )
         return self._result(report)
@@ -330,14 +330,6 @@ class Coordinator:
                     f"received {departure.signal} and left before the end",
                     Where(ranks=() if rank is None else (rank,)),
                 )
-
-    def _pause(self, stood_still_s: float) -> Iterator[Finding]:
-        """Finding on a sign-in in which this process itself stood still, and not all have come."""
-        if stood_still_s:
-            words = f"in the sign-in, this process {in_words(stood_still_s)}"
-            if missing := self._evidence.not_here():
-                words += f"; {missing} had not signed in, which may come of that"
-            yield Finding(RUN_INTERRUPTED, words, Where(hosts=(host_name(),)))
 
     def _result(self, report: Report) -> ParticipantResult:
         def finish(code: int) -> None:

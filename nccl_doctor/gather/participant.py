@@ -8,7 +8,6 @@ blocks without a deadline, initialises CUDA, or joins a collective: that is for 
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import secrets
 import time
@@ -49,7 +48,7 @@ from nccl_doctor.toolkit import errands, forks, guardian
 from nccl_doctor.toolkit.gpu.awake import keep_awake
 from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.hosts import road_to_master
-from nccl_doctor.toolkit.load_torch import load_torch, torch_error
+from nccl_doctor.toolkit.load_torch import import_torch, torch_error
 from nccl_doctor.toolkit.shortage import Shortage, shortage_of
 from nccl_doctor.toolkit.terminal import complain
 
@@ -58,7 +57,6 @@ MOST_MISSING = 5000
 LAST_REPORT_S = 0.8
 """Part of the run's time for the watchdog to write the last report."""
 
-_DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
 _ROAD = (Layer.LAUNCH, Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.STORE)
 
 
@@ -393,22 +391,3 @@ def _not_saved(result: ParticipantResult) -> ParticipantResult:
     if report is not None and report.exit_code == 0:
         report = replace(report, exit_code=code)
     return replace(result, code=code, report=report)
-
-
-def import_torch() -> None:
-    """Import torch before any fork, so that no child has to do it again. A check reports a missing
-    torch.
-
-    On a file system that hangs this may take for ever: only under a watchdog. A debug level at
-    which torch refuses to import is taken out of this process; a check finds it in the job's
-    environment.
-    """
-    if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF").upper() not in _DEBUG_LEVELS:
-        del os.environ["TORCH_DISTRIBUTED_DEBUG"]
-    # Collecting garbage meanwhile takes a tenth of the time, and frees next to no memory.
-    gc.disable()
-    try:
-        load_torch()
-    finally:
-        gc.enable()
-    gc.freeze()  # no child needs to go through what is imported, and so to copy it

@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nccl_doctor.launch.identity import LOOK_UP_S, host_addresses
@@ -114,9 +114,11 @@ def _bind_all(port: int) -> socket.socket:
 
 def _bind(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    with _named("socket"):
+        sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        _set_options(sock)
+        with _named("setsockopt"):
+            _set_options(sock)
         sock.bind((address, port))
     except OSError:
         sock.close()
@@ -125,12 +127,18 @@ def _bind(address: str, port: int) -> socket.socket:
 
 
 def _set_options(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if sock.family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+
+
+@contextlib.contextmanager
+def _named(call: str) -> Iterator[None]:
+    """Put the name of a call before its error: the others are those of bind."""
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if sock.family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        yield
     except OSError as error:
-        raise OSError(error.errno, f"setsockopt: {error.strerror}") from error
+        raise OSError(error.errno, f"{call}: {error.strerror}") from error
 
 
 def _keep(listener: socket.socket, address: str) -> None:
