@@ -5,10 +5,10 @@ What it checks
 The limits that the launcher gave to this process: open files (RLIMIT_NOFILE) compared with the
 world size, locked memory (RLIMIT_MEMLOCK) if there is an RDMA device that NCCL will use, processes
 and threads (RLIMIT_NPROC, and pids.max of the control group) compared with what is already running,
-and with NCCL the address space (RLIMIT_AS), and before NCCL 2.28 the stack (RLIMIT_STACK), which is
-also the size for new threads. A capability lifts a limit only where the kernel accepts it: not
-within a user namespace (rootless Podman and Docker, enroot), where root is an ordinary user of the
-host.
+the address space (RLIMIT_AS) with NCCL, or where torch does not fit into it, and before NCCL 2.28
+the stack (RLIMIT_STACK), which is also the size for new threads. A capability lifts a limit only
+where the kernel accepts it: not within a user namespace (rootless Podman and Docker, enroot), where
+root is an ordinary user of the host.
 
 Why it matters
 --------------
@@ -17,7 +17,9 @@ ends with `Too many open files`. NCCL raises its own limit only in the process t
 bootstrap root. RDMA locks every buffer: with a small limit `ibv_create_cq` or `ibv_reg_mr` fails
 with `Cannot allocate memory`. A thread that cannot be started ends the process with EAGAIN. CUDA
 reserves addresses for all memory of the host and its GPUs: under a limit it fails with `out of
-memory` although both are empty. With an unlimited stack, the C library gives new threads 2 MiB in
+memory` although both are empty. Below 1 GiB threads cannot be
+started, or not even torch be loaded: `failed to map
+segment from shared object`. With an unlimited stack, the C library gives new threads 2 MiB in
 place of the usual 8: NCCL's search of the topology may overflow it, and the rank dies of SIGSEGV.
 This was seen from 44 GPUs in one NVLink domain (GB200 NVL72) on. NCCL 2.28 makes its stacks larger.
 
@@ -48,7 +50,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -63,6 +65,7 @@ from nccl_doctor.api import (
     Rank,
     Severity,
     Step,
+    Untested,
     Where,
     master_host,
 )
@@ -75,11 +78,13 @@ from nccl_doctor.toolkit.privileges import in_user_namespace, privileges
 from nccl_doctor.toolkit.raise_limits import (
     LOCK_MORE,
     LOCK_MORE_ROOTLESS,
+    MORE_ADDRESSES,
     MORE_PROCESSES,
     MORE_PROCESSES_OR_TASKS,
     MORE_TASKS,
     more_files,
 )
+from nccl_doctor.toolkit.shortage import is_of_memory
 from nccl_doctor.toolkit.versions import release
 
 OPEN_FILES = Kind(
@@ -111,13 +116,10 @@ PROCESSES = Kind(
 ADDRESSES = Kind(
     code="address-space-limit-low",
     layer=Layer.HOST,
-    title="The limit on the address space is too low for CUDA",
-    why="CUDA reserves addresses for all memory of the host and its GPUs: it fails with `out of "
-    "memory` although both are empty.",
-    fix=Fix(
-        Step("ulimit -v unlimited"),
-        alternatives=["in a batch system: request memory by another option than h_vmem"],
-    ),
+    title="The limit on the address space is too low",
+    why="Libraries are mapped as a whole, and CUDA reserves addresses for all memory of the host "
+    "and its GPUs: they fail with `out of memory` although there is enough.",
+    fix=MORE_ADDRESSES,
     severity=Severity.WARN,
 )
 
@@ -158,6 +160,9 @@ _THREADS = {"gloo": 32, "nccl": 256}
 """Per rank: CUDA, NCCL and autograd threads, one per core for CPU work, DataLoader workers."""
 _ADDRESSES = 1 << 40
 """A higher limit may be enough for the GPUs and memory of a host; batch systems set far less."""
+_ADDRESSES_OF_TORCH = 1 << 30
+"""Measured with torch 2.13 for CPUs, and two of them: under 800 MB gloo can start no thread, under
+600 MB torch cannot be imported."""
 _STACK = 8 * _MIB
 """The default of Linux, which is enough (SAFE_STACK_SIZE in NCCL's src/os/linux.cc)."""
 _OWN_STACKS = (2, 28)
@@ -166,16 +171,32 @@ _LARGE_DOMAINS = ("GB200", "GB300")
 """GPUs of which one NVLink domain joins those of many hosts."""
 
 
+class LimitsFacts(TypedDict):
+    """Facts that `observe` returns; other checks read them."""
+
+    files: int | None
+    files_hard: int | None
+    locked: int | None
+    rdma: list[str]
+    processes: int | None
+    tasks: int | None
+    pids: Any
+    addresses: int | None
+    stack: int | None
+    user_namespace: bool
+    local_ranks: int
+
+
 class Limits(Check):
     """Compares the limits of this process with the size of the job."""
 
     name = "limits"
     layer = Layer.HOST
     kinds = (OPEN_FILES, MEMLOCK, PROCESSES, ADDRESSES, STACK)
-    reads = ("gpu_state", "nccl_library")
+    reads = ("gpu_state", "nccl_library", "torch_import")
     unaided = True
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> LimitsFacts:
         """Soft (and hard) limits, None for unlimited. `rdma`: devices that NCCL would use, EFA too.
         `tasks`: number of this user's tasks, None if they do not count. `pids`: of the control
         group. `addresses`, `stack`: bytes. `user_namespace`: whether this process is in a user
@@ -228,7 +249,10 @@ class Limits(Check):
 
 
 def _limit(kind: int) -> tuple[int | None, int | None]:
-    soft, hard = resource.getrlimit(kind)
+    try:
+        soft, hard = resource.getrlimit(kind)
+    except (OSError, ValueError) as error:  # ValueError: EPERM
+        raise Untested("a security rule refuses getrlimit(2) to this process") from error
     return (
         None if soft == resource.RLIM_INFINITY else soft,
         None if hard == resource.RLIM_INFINITY else hard,
@@ -317,12 +341,18 @@ def _processes(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterat
 
 def _addresses(cluster: Cluster, rank: Rank, limit: int | None) -> Iterator[Finding]:
     """Finding on the address space; `limit` is None in reports of earlier versions too."""
-    if cluster.backend == "nccl" and limit is not None and limit < _ADDRESSES:
+    if limit is None or limit >= _ADDRESSES:
+        return
+    errors = [facts["error"] or "" for _, facts in cluster.facts_on("torch_import", rank.host)]
+    refused = any(map(is_of_memory, errors))
+    fails = refused or limit < _ADDRESSES_OF_TORCH
+    if fails or cluster.backend == "nccl":
         yield Finding(
             ADDRESSES,
-            f"RLIMIT_AS is {limit // _MIB} MiB",
+            f"RLIMIT_AS is {limit // _MIB} MiB{', too little to import torch' if refused else ''}",
             Where(hosts=(rank.host.label,)),
             {"bytes": limit},
+            severity=Severity.FAIL if fails else None,
             confidence=Confidence.LIKELY,
         )
 

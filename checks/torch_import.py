@@ -29,8 +29,8 @@ https://docs.pytorch.org/get-started/locally/
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -44,6 +44,8 @@ from nccl_doctor.api import (
     Scope,
     Step,
 )
+from nccl_doctor.toolkit.load_torch import load_torch
+from nccl_doctor.toolkit.shortage import is_of_memory
 
 MISSING = Kind(
     code="torch-missing",
@@ -56,6 +58,14 @@ MISSING = Kind(
 _AGAIN = Fix(Step("pip install --force-reinstall torch", note="in that environment", persists=True))
 
 
+class TorchImportFacts(TypedDict):
+    """Facts that `observe` returns; other checks read them."""
+
+    python: str
+    version: str | None
+    error: str | None
+
+
 class TorchImport(Check):
     """Imports torch in a child process."""
 
@@ -64,17 +74,17 @@ class TorchImport(Check):
     scope = Scope.RANK
     kinds = (MISSING,)
     deadline_s = 60.0  # a cold import from a network file system
+    reads = ("limits",)
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> TorchImportFacts:
         """`python`, `version` and `error`, which is None if the import worked."""
         ctx.breadcrumb("import torch")
-        facts: dict[str, Any] = {"python": sys.executable, "version": None, "error": None}
-        try:
+        error = load_torch() or None
+        facts: TorchImportFacts = {"python": sys.executable, "version": None, "error": error}
+        if error is None:
             import torch
             import torch.distributed
-        except (ImportError, OSError) as error:  # OSError: a shared library that does not load
-            facts["error"] = f"{type(error).__name__}: {error}"
-        else:
+
             facts["version"] = str(torch.__version__)
             if not torch.distributed.is_available():
                 facts["error"] = "this torch was built without torch.distributed"
@@ -84,6 +94,8 @@ class TorchImport(Check):
         """One finding for each rank whose torch cannot be imported."""
         for rank, facts in cluster.facts(self.name):
             if facts["error"]:
+                limits = [each for _, each in cluster.facts_on("limits", rank.host)]
+                limited = any(each.get("addresses") for each in limits)
                 # Installed, but broken: another environment would not be the first thing to try.
                 broken = "No module named 'torch'" not in facts["error"]
                 yield Finding(
@@ -92,4 +104,7 @@ class TorchImport(Check):
                     Evidence.rank_place(rank),
                     dict(facts),
                     fix=_AGAIN if broken else "",
+                    explained_by="address-space-limit-low"
+                    if limited and is_of_memory(facts["error"])
+                    else None,
                 )

@@ -68,6 +68,7 @@ def command_line() -> int:
     from nccl_doctor.cli.help import PROGRAM
     from nccl_doctor.cli.streams import CannotPrint, protect
     from nccl_doctor.toolkit.masking import masked
+    from nccl_doctor.toolkit.shortage import shortage_of
     from nccl_doctor.toolkit.terminal import complain, inert, lines
 
     unable = _unable_for(sys.argv[1:])
@@ -97,8 +98,12 @@ def command_line() -> int:
         complain(f"error: {message}")
         code = without_report(message, 3)
     except Exception as error:
-        sys.stderr.write(inert(lines(masked(traceback.format_exc()))))
-        code = without_report(f"internal error: {masked(repr(error))}", 3)
+        if scarce := shortage_of(error):
+            complain(f"error: {scarce.words}; {scarce.fix}")
+            code = without_report(scarce.words, 3)
+        else:
+            sys.stderr.write(inert(lines(masked(traceback.format_exc()))))
+            code = without_report(f"internal error: {masked(repr(error))}", 3)
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()

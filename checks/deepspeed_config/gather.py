@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.toolkit.privileges import privileges
+from nccl_doctor.toolkit.shortage import soft_limit
 
 from .offload import nvme_paths, offloads
 from .table import Settings
@@ -60,16 +61,15 @@ def _look_at_offload(
         before(f"looking at {path}")
         folders[path] = _folder(Path(path))
     before("looking for what builds DeepSpeed's operators")
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     compiler = env.get("CXX", "c++").split()[:1]
     search = env.get("PATH")
-    free = soft == resource.RLIM_INFINITY or "ipc_lock" in privileges(root)
+    free = "ipc_lock" in privileges(root)
     return {
         "ops": _built(),
         "ninja": bool(find_spec("ninja") or shutil.which("ninja", path=search)),
         "compiler": bool(compiler and shutil.which(compiler[0], path=search)),
         "libaio": _has_libaio(env),
-        "locked": None if free else soft,
+        "locked": None if free else soft_limit(resource.RLIMIT_MEMLOCK),
         "paths": folders,
     }
 

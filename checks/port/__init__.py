@@ -163,6 +163,8 @@ class Port(Check):
             if ctx.launch.launcher == "none":
                 raise Skip("no launcher started this process: there is no MASTER_ADDR")
             raise Untested("MASTER_ADDR or MASTER_PORT is not set, or MASTER_PORT is not a port")
+        if ctx.door.get("server") == "none":
+            raise Untested("this host cannot serve the store: torch cannot be imported")
         until = min(ctx.deadline, time.monotonic() + self.deadline(ctx)) - MARGIN_S
         bind_errno = ctx.door.get("bind_errno")
         facts: PortFacts = {

@@ -45,12 +45,21 @@ def own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
             ),
             shuts_out=True,
         )
-    elif facts["bind_errno"] in (errno.EACCES, errno.EPERM):
+    elif facts["bind_errno"] in (errno.EACCES, errno.EPERM, errno.ENOSYS):
         reason = "" if facts["may_bind"] else "; this user may not bind such a low port"
         text = f"MASTER_PORT={port}: {facts['bind_error']}{reason}"
         kind = PORT_FORBIDDEN if facts["may_bind"] else PORT_PRIVILEGED
         low = Fix(*(replace(step, note=_FREE) for step in other))
-        yield Finding(kind, text, where, fix="" if facts["may_bind"] else low, shuts_out=True)
+        # A sandbox that refuses every socket, as the message says, refuses netlink too.
+        no_socket = "] socket: " in facts["bind_error"]
+        yield Finding(
+            kind,
+            text,
+            where,
+            fix="" if facts["may_bind"] else low,
+            shuts_out=True,
+            explained_by="netlink-refused" if no_socket else None,
+        )
     elif facts["ephemeral"]:
         (low, high), before = facts["ephemeral"], facts.get("reserved", "")
         yield Finding(

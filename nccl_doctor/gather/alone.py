@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.toolkit.host import host_name
+from nccl_doctor.toolkit.shortage import soft_limit
 
 _held: list[socket.socket] = []
 _FEW_FILES = 64
@@ -36,13 +37,17 @@ def alone_as(launch: Launch, environ: Mapping[str, str], key: str) -> str:
     """
     host = launch.launcher == OWN and not launch.local_rank
     number = launch.node_rank if host else launch.rank
-    few = resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _FEW_FILES
+    files = soft_limit(resource.RLIMIT_NOFILE)
+    few = files is not None and files < _FEW_FILES
     if few or (number is None and not host):
         return ""
     place = f"{'host' if host else 'rank'} {'' if number is None else number}"
     meeting = f"{launch.master_addr} {launch.master_port} {launch.run_id} {place}"
     name = hashlib.sha256(meeting.encode()).hexdigest()
-    holder = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        holder = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError:
+        return ""
     try:
         holder.bind(f"\0nccl-doctor {name}")
     except OSError:

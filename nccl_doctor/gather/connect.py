@@ -15,6 +15,7 @@ from nccl_doctor.gather.run_state import Run
 from nccl_doctor.launch import identity
 from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.launch import Launch
+from nccl_doctor.toolkit.load_torch import torch_error
 from nccl_doctor.toolkit.net.dial import dial
 from nccl_doctor.toolkit.net.names import look_up
 from nccl_doctor.toolkit.shortage import Shortage, shortage_of
@@ -35,6 +36,9 @@ def open_store(run: Run) -> Shortage | None:
         run.door = store_server.Door("agent")
     elif serves_store(launch) and launch.master_port is not None and not run.door.error:
         only = launch.master_addr if launch.nnodes == 1 else None
+        if torch_error():
+            run.door = store_server.Door("none")
+            return None
         try:
             run.door = store_server.serve(launch.master_port, only_for=only)
         except (OSError, RuntimeError) as error:

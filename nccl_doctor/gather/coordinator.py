@@ -17,7 +17,7 @@ from nccl_doctor.gather.answers import Answers
 from nccl_doctor.gather.board import Phase, phase_of
 from nccl_doctor.gather.control_store import ControlStore
 from nccl_doctor.gather.deaths import Deaths
-from nccl_doctor.gather.departures import departures
+from nccl_doctor.gather.departures import STOPPED, TELL_S, another, departures
 from nccl_doctor.gather.doubts import Doubts
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, hold, over_key
@@ -26,12 +26,13 @@ from nccl_doctor.gather.join import Join
 from nccl_doctor.gather.make_report import make_report
 from nccl_doctor.gather.orders import Finish, Order
 from nccl_doctor.gather.partial_reports import PartialReports, not_heard
+from nccl_doctor.gather.pauses import Pauses, in_words
 from nccl_doctor.gather.postings import Postings
 from nccl_doctor.gather.quiet import QUIET_S, Quiet
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.second_look import LOOK_S, checks_that_look_again, look_alone, look_together
 from nccl_doctor.gather.start_time import StartTime
-from nccl_doctor.gather.stopped import stopped
+from nccl_doctor.gather.stopped import stood_still, stopped
 from nccl_doctor.launch import identity
 from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import AFTER_LOSS, BEFORE, Cluster, Outcome, OutcomeStatus
@@ -49,6 +50,8 @@ GOODBYE_OF_A_RANK_S = 3e-4
 them."""
 _SLACK_S = 3.0
 """Time between a round and a second look, on hosts that are busy."""
+_WHOLE = 0.9
+"""Share of the time of a round with which it is as good as whole."""
 NO_TIME = "no time was left; give a longer --timeout"
 
 
@@ -70,6 +73,7 @@ class Coordinator:
         level = run.options.level.order
         self._checks = [c for c in run.registry.checks if c.together and c.level.order <= level]
         self._number = 0
+        self._groups: Sequence[Sequence[int]] = ()
         self._silent: set[int] = set()
         self._held: dict[str, set[str]] = {}
         self._hung: set[int] = set()
@@ -136,9 +140,10 @@ class Coordinator:
         report = make_report(
             run,
             self._evidence,
-            complete=True,
+            # Who did not come may have given up waiting for this process.
+            complete=not roll.stood_still_s,
             views=views,
-            extra=list(self._departed()),
+            extra=[*self._departed(), *stood_still(self._evidence, roll.stood_still_s)],
             known=self._failures.known(self._evidence.state),
         )
         return self._result(report)
@@ -181,7 +186,7 @@ class Coordinator:
         """Hold one round: order it, take part, wait for all evidence, note the silent ranks."""
         run, box = self._run, self._box
         self._deaths.look()  # who was killed before takes no part
-        groups = tuple(self._unblocked(check, round_))
+        self._groups = groups = tuple(self._unblocked(check, round_))
         if not groups:
             return
         self._starts.make_room(check, round_, round_.deadline_s + SETTLE_S + LOOK_S)
@@ -194,7 +199,7 @@ class Coordinator:
         round_ = Round(round_.name, groups, deadline_s, round_.params, by_seat=round_.by_seat)
         next_s = wait_s + 2 * SETTLE_S + run.between_orders()
         order = Order(check.name, round_, next_s, more_s=run.more_s)
-        started = time.monotonic()
+        started, mark = time.monotonic(), Pauses.now()
         self._quiet.begin(check, round_)
         self._posted.order(self._number, order)
         members = [seat for group in groups for seat in group]
@@ -213,11 +218,15 @@ class Coordinator:
         answers = self._answers.of(self._number, others, patience, look, met)
         self._starts.note(check, replace(round_, deadline_s=wanted_s), time.monotonic() - started)
         if own is not None:
-            own = self._in_its_time(own, wanted_s, deadline_s)
+            own = self._in_its_time(run.seat, own, wanted_s, deadline_s)
             self._record(run.seat, check, round_, own, met[run.seat])
         for seat in others:
-            if seat in answers:
-                outcome = self._in_its_time(answers[seat], wanted_s, deadline_s)
+            stood_s = run.pauses.since(mark)
+            if stood_s and seat not in answers:
+                words = f"no answer, but rank 0 itself {in_words(stood_s)}"
+                outcome = self._death_of(seat) or Outcome(OutcomeStatus.UNTESTED, reason=words)
+            elif seat in answers:
+                outcome = self._in_its_time(seat, answers[seat], wanted_s, deadline_s)
             else:
                 self._silent.add(seat)
                 words = f"no answer within {wait_s:.0f} s of the order"
@@ -227,10 +236,12 @@ class Coordinator:
             self._record(seat, check, round_, outcome, met[seat])
         self._number += 1
 
-    def _in_its_time(self, outcome: Outcome, wanted_s: float, given_s: float) -> Outcome:
-        """The outcome; with NCCL, whose start takes long, a hang says if its time was cut."""
-        if self._run.backend != "nccl":
-            return outcome
+    def _in_its_time(self, seat: int, outcome: Outcome, wanted_s: float, given_s: float) -> Outcome:
+        """The outcome; one that hung is none of a hang if its time was cut, but reason enough to
+        look for who answers.
+        """
+        if outcome.status is OutcomeStatus.HUNG:
+            self._hung.add(seat)
         limit_s = self._run.options.timeout_s + self._run.more_s
         return hung_within(outcome, wanted_s, given_s, limit_s)
 
@@ -256,8 +267,6 @@ class Coordinator:
 
     def _record(self, seat: int, check: Check, round_: Round, outcome: Outcome, group: int) -> None:
         self._failed = self._failed or outcome.status is not OutcomeStatus.OK
-        if outcome.status is OutcomeStatus.HUNG:
-            self._hung.add(seat)
         if outcome.group != group:
             outcome = replace(outcome, group=group)
         self._evidence.record(seat, check.name, round_.name, outcome)
@@ -329,6 +338,20 @@ class Coordinator:
 
         return ParticipantResult(report.exit_code, report, finish=finish)
 
+    def stop(self, signal_name: str) -> None:
+        """Tell everybody that a signal ends rank 0, and wait a moment until they have read it; from
+        another thread, while this run is wherever it is.
+
+        Raises:
+            StoreLost: the store is gone.
+        """
+        box, number = another(self._box), self._number
+        self._posted.stop(box, number, {STOPPED: signal_name})
+        for group in self._groups:
+            box.put(over_key(number, group), True)
+        byes = {f"bye/{seat}" for seat in self._evidence.seats if seat != self._run.seat}
+        box.wait(byes - {f"bye/{seat}" for seat in self._silent}, TELL_S)
+
     def _send_home(self, end: Finish) -> None:
         """Tell everybody the end, and keep the store up until they have read it."""
         box = self._box
@@ -364,12 +387,13 @@ def longest_round(left_s: float) -> float:
 
 
 def hung_within(outcome: Outcome, wanted_s: float, given_s: float, timeout_s: float) -> Outcome:
-    """The outcome; one that hung in a round with less time than planned has that as the reason, and
-    the time limit of the run with which it would have had it.
+    """The outcome; one that hung in a round with less time than planned is untested, and has as its
+    reason the time limit of the run with which it would have had it.
     """
-    if outcome.status is not OutcomeStatus.HUNG or given_s >= wanted_s:
+    if outcome.status is not OutcomeStatus.HUNG or given_s >= _WHOLE * wanted_s:
         return outcome
     enough_s = math.ceil((timeout_s + wanted_s - given_s) / 10) * 10
-    words = f"the run had {given_s:.0f} s left for it, and not {wanted_s:.0f} s: give --timeout "
-    words += f"{enough_s} or more"
-    return replace(outcome, reason=outcome.reason or words)
+    step = outcome.breadcrumbs[-1].get("step", "") if outcome.breadcrumbs else ""
+    words = f"not done{f' with {step}' if step else ''} after {given_s:.0f} s: the run had no more "
+    words += f"left for it, and not {wanted_s:.0f} s: give --timeout {enough_s} or more"
+    return replace(outcome, status=OutcomeStatus.UNTESTED, reason=words)

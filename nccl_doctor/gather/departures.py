@@ -1,4 +1,5 @@
-"""Participants that a signal ended before the run did: they tell the coordinator as they leave.
+"""Participants that a signal ended before the run did: they tell the coordinator as they leave, and
+the coordinator tells all others.
 
 Each says so in its own report and by its exit code; the report of the run must not say otherwise.
 """
@@ -14,6 +15,8 @@ from nccl_doctor.gather.deaths import signal_in
 from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.model.json_node import Node
 
+STOPPED = "stopped"
+"""Key of a message of rank 0, in place of any other, which holds the signal that ends it."""
 TELL_S = 1.0
 """Time limit for it: the others may have left already, and the store with them."""
 _MOST = 10_000
@@ -39,9 +42,26 @@ def tell(box: ControlStore, seat: int, signal_name: str) -> None:
     Over a connection of its own: the main thread may be stuck in the other one.
     """
     with contextlib.suppress(StoreLost):
-        own = ControlStore(box.host, box.port, timeout_s=TELL_S, prefix=box.prefix, seal=box.seal)
+        own = another(box)
         number = own.add("departures", 1) - 1
         own.put(f"departure/{number}", {"seat": seat, "signal": signal_name}, TELL_S)
+
+
+def another(box: ControlStore) -> ControlStore:
+    """Another connection to the store of the run.
+
+    Raises:
+        StoreLost: it is gone.
+    """
+    return ControlStore(box.host, box.port, timeout_s=TELL_S, prefix=box.prefix, seal=box.seal)
+
+
+def signal_of_rank_0(data: object) -> str:
+    """Signal that ended rank 0, if that is what its message says; ValueError for none of ours."""
+    node = Node("rank 0", data if isinstance(data, dict) else {})
+    if STOPPED not in node.data:
+        return ""
+    return signal_in(Node("rank 0", {"signal": node.data[STOPPED]}))
 
 
 def departures(box: ControlStore) -> Iterator[Departure]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from nccl_doctor.gather.board import Phase, phase_of
 from nccl_doctor.gather.control_store import ControlStore
 from nccl_doctor.gather.opening import prefix_of
+from nccl_doctor.gather.pauses import Pauses, in_words
 from nccl_doctor.gather.round_peers import RoundPeers, say_left
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.launch.host_launch import placed, set_rank_env
@@ -153,7 +154,11 @@ def hold(
         if not stopped and is_over():
             stopped, job.deadline = True, time.monotonic()
 
+    mark = Pauses.now()
     (outcome,) = probe.run([job], look)
+    if outcome.status is OutcomeStatus.HUNG and (stood_s := run.pauses.since(mark)):
+        words = f"not done in time, but this process {in_words(stood_s)}"
+        outcome = replace(outcome, status=OutcomeStatus.UNTESTED, reason=words)
     if outcome.status is OutcomeStatus.DIED and check.forms_groups:
         box.put(over, True)
     if outcome.status is not OutcomeStatus.OK:

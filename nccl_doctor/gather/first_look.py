@@ -87,7 +87,8 @@ def _refused(run: Run, until: float) -> OSError | None:
         return None
     while (refused := store_server.refusal(port)) is not None:
         if refused.errno != errno.EADDRINUSE:
-            return refused if refused.errno in (errno.EACCES, errno.EPERM) else None
+            stands = refused.errno in (errno.EACCES, errno.EPERM, errno.ENOSYS)
+            return refused if stands else None
         if time.monotonic() >= until:
             return refused
         time.sleep(_AGAIN_S)

@@ -9,11 +9,13 @@ from typing import Any
 
 from nccl_doctor.gather.board import Phase
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
+from nccl_doctor.gather.departures import signal_of_rank_0
 from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, hold, now_and_then, take_place
 from nccl_doctor.gather.orders import Finish, HostPlaces, Order, Roster, order_from_json
 from nccl_doctor.gather.partial_reports import PartialReports
+from nccl_doctor.gather.pauses import Pauses, in_words
 from nccl_doctor.gather.postings import is_paged, own_part, page_of, whole
 from nccl_doctor.gather.refusals import kind_of
 from nccl_doctor.gather.run_state import Run
@@ -133,13 +135,18 @@ class Follower:
             again = again or (self._again is not None and self._again())
             return again
 
-        leave = look if self._again is not None else None
+        gone = look if self._again is not None else None
         try:
-            return self._box.get(key, patience, self._run.progress.tick, leave=leave)
+            data = self._box.get(key, patience, self._run.progress.tick, leave=gone)
         except StoreTimeout:
             if again:
                 raise OpenedAgain from None
             raise
+        if name := signal_of_rank_0(data):
+            leave(self._run, self._box)
+            words = f"received {name} and left before the end"
+            raise Lost(kinds.RUN_INTERRUPTED, words, Where(ranks=(0,)))
+        return data
 
     def _wait_for_another_run(self, until: float) -> None:
         """Wait, as one that is not admitted: this is the run of an earlier start of the ranks, and
@@ -154,7 +161,7 @@ class Follower:
         place.
         """
         run = self._run
-        waits = min(patience, run.left_to_follow())
+        waits, mark = min(patience, run.left_to_follow()), Pauses.now()
         until = time.monotonic() + waits
         if number:
             run.progress.say("waiting for the next round of rank 0", until=until)
@@ -170,6 +177,9 @@ class Follower:
                 if not (isinstance(error, BadMessage) and run.config.key and left):
                     raise misread(error) from error
             except StoreTimeout:
+                if stood_s := run.pauses.since(mark):
+                    words = f"no answer from rank 0, but this process itself {in_words(stood_s)}"
+                    raise Lost(kinds.COORDINATOR_LOST, words) from None
                 if waits < patience - 2 * SETTLE_S:  # it is not overdue yet
                     words = "the time of this run (--timeout) was over before rank 0 ended it"
                     raise Lost(kinds.COORDINATOR_LOST, words, Where()) from None

@@ -24,6 +24,7 @@ from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, take_place
 from nccl_doctor.gather.orders import HostPlaces, Roster
+from nccl_doctor.gather.pauses import Pauses
 from nccl_doctor.gather.postings import Postings
 from nccl_doctor.gather.rows import rows_of_sign_in
 from nccl_doctor.gather.run_state import Run
@@ -80,6 +81,8 @@ class Join:
         self.until = 0.0
         """The `time.monotonic()` second at which the join time-out ends."""
         self._restarted: set[int] = set()
+        self.stood_still_s = 0.0
+        """Seconds of the sign-in in which this process stood still, if somebody is missing."""
         self._open = True
         """Whether no place has been given for good yet."""
         self._refused = (0, 0.0)
@@ -214,14 +217,21 @@ class Join:
 
     def _wait(self, until: float, complete: Callable[[], bool]) -> bool:
         """Take sign-ins until all have come, or the time is over; returns whether they came."""
-        began, pause = time.monotonic(), FIRST_PAUSE_S
+        began, pause, mark = time.monotonic(), FIRST_PAUSE_S, Pauses.now()
+        waits_more = True
         while True:
             looked = time.monotonic()
             has_news = self._admit(everywhere=looked >= until)
             self._deaths.look()
             self._doubts.answer()
             if time.monotonic() >= until:
-                return complete()
+                if complete():
+                    return True
+                stood_s = self._run.pauses.since(mark)
+                if not (stood_s and waits_more):
+                    self.stood_still_s += stood_s
+                    return False
+                until, waits_more = self._until(stood_s), False
             if complete() and not self._doubts.awaits(self._tokens().values()):
                 return True
             who = self._evidence.not_here() or "others: those that are here contradict each other"

@@ -8,7 +8,6 @@ blocks without a deadline, initialises CUDA, or joins a collective: that is for 
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import secrets
 import time
@@ -49,6 +48,7 @@ from nccl_doctor.toolkit import errands, forks, guardian
 from nccl_doctor.toolkit.gpu.awake import keep_awake
 from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.hosts import road_to_master
+from nccl_doctor.toolkit.load_torch import import_torch, torch_error
 from nccl_doctor.toolkit.shortage import Shortage, shortage_of
 from nccl_doctor.toolkit.terminal import complain
 
@@ -57,7 +57,6 @@ MOST_MISSING = 5000
 LAST_REPORT_S = 0.8
 """Part of the run's time for the watchdog to write the last report."""
 
-_DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
 _ROAD = (Layer.LAUNCH, Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.STORE)
 
 
@@ -73,6 +72,7 @@ class Participant:
         self._token = ""
         self._is_second = False
         self._box: ControlStore | None = None
+        self._coordinator: Coordinator | None = None
         self._voice = HostVoice(run)
         self._views = PartialReports(
             run.options.output_dir if self._speaks_in_folder() else None,
@@ -85,6 +85,7 @@ class Participant:
             self._last_words,
             first=self._close_evidence,
             more=run.config.more,
+            tick=run.pauses.tick,
         )
         errands.reserve()
 
@@ -167,6 +168,11 @@ class Participant:
             return self._as_far_as_known(scarce.words, fix=scarce.fix)
         if not (run.launch.is_complete() or self._speaks_for_host()):
             return self._own_view(None, "")
+        if error := torch_error():
+            rank = run.launch.rank
+            here = None if rank is None else Where(ranks=(rank,))
+            words = f"could not sign in without torch: {error}"
+            return self._own_view(kinds.COORDINATOR_LOST, words, here)
         try:
             meeting, self._is_second = connect(run, self._token, self._broken_road())
         except StoreLost as error:
@@ -187,8 +193,8 @@ class Participant:
                 run.nonce = self._views.run_id = secrets.token_hex(8)
                 open_run(meeting, run.nonce)
                 box = self._sign_in(meeting, run.nonce, who)
-                conductor = Coordinator(run, box, self._evidence, self._views, doubts)
-                return conductor.conduct()
+                self._coordinator = Coordinator(run, box, self._evidence, self._views, doubts)
+                return self._coordinator.conduct()
         return self._follow(meeting, who)
 
     def _follow(self, meeting: ControlStore, who: SignIn) -> ParticipantResult:
@@ -345,6 +351,8 @@ class Participant:
         return self._run.launch.rank not in (0, None) or self._is_second
 
     def _close_evidence(self) -> None:
+        if self._watchdog.interrupted and self._coordinator is not None:
+            self._run.door.outlast()  # the others are told by it
         self._evidence.close()
 
     def _last_words(self, reason: str) -> int:
@@ -353,7 +361,10 @@ class Participant:
         by = reason.removeprefix("received ") if self._watchdog.interrupted else ""
         why = stopped(self._run, self._evidence, by)
         code = self._write(self._as_far_as_known(why.message, why.fix))
-        if by and self._box is not None and self._run.launch.rank != 0:
+        if by and self._coordinator is not None:
+            with contextlib.suppress(StoreLost):
+                self._coordinator.stop(by)
+        elif by and self._box is not None and self._run.launch.rank != 0:
             departures.tell(self._box, self._run.seat, by)
         return code
 
@@ -380,23 +391,3 @@ def _not_saved(result: ParticipantResult) -> ParticipantResult:
     if report is not None and report.exit_code == 0:
         report = replace(report, exit_code=code)
     return replace(result, code=code, report=report)
-
-
-def import_torch() -> None:
-    """Import torch before any fork, so that no child has to do it again. A check reports a missing
-    torch.
-
-    On a file system that hangs this may take for ever: only under a watchdog. A debug level at
-    which torch refuses to import is taken out of this process; a check finds it in the job's
-    environment.
-    """
-    if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF").upper() not in _DEBUG_LEVELS:
-        del os.environ["TORCH_DISTRIBUTED_DEBUG"]
-    # Collecting garbage meanwhile takes a tenth of the time, and frees next to no memory.
-    gc.disable()
-    try:
-        with contextlib.suppress(ImportError, OSError):  # OSError: a library of it does not load
-            import torch.distributed  # noqa: F401
-    finally:
-        gc.enable()
-    gc.freeze()  # no child needs to go through what is imported, and so to copy it

@@ -101,10 +101,24 @@ class Postings:
 
     def finish(self, number: int, end: Finish) -> None:
         """Post the end of the run, in place of an order."""
+        self._to_all(number, end.to_json())
+
+    def stop(self, box: ControlStore, number: int, message: Any) -> None:
+        """Post a last message over another connection, in place of whatever is waited for: the list
+        of seats, this order or the next one.
+        """
+        last = Postings(box, is_near=self._is_near)
+        last._pages = self._pages
+        for key in ("layout", "roster"):
+            last.put(key, message)
+        for each in (number, number + 1):
+            last._to_all(each, message)
+
+    def _to_all(self, number: int, message: Any) -> None:
         key = f"order/{number}"
-        self._put_pages(key, dict.fromkeys(range(self._pages), end.to_json()))
+        self._put_pages(key, dict.fromkeys(range(self._pages), message))
         if not self._pages:
-            self.put(key, end.to_json())
+            self.put(key, message)
 
     def _shared(self, group: Sequence[int]) -> str:
         """Key of a large group, which is posted once."""

@@ -15,7 +15,7 @@ from nccl_doctor import registry
 from nccl_doctor.gather.deaths import death_of, tell
 from nccl_doctor.gather.first_look import look_first
 from nccl_doctor.gather.partial_reports import Redaction
-from nccl_doctor.gather.participant import Participant, import_torch
+from nccl_doctor.gather.participant import Participant
 from nccl_doctor.gather.progress import Progress
 from nccl_doctor.gather.run_state import Key, Run, RunConfig
 from nccl_doctor.gather.watchdog import Watchdog
@@ -38,6 +38,7 @@ from nccl_doctor.model.report import ParticipantResult
 from nccl_doctor.toolkit import forks
 from nccl_doctor.toolkit.c10d import recognise
 from nccl_doctor.toolkit.host import import_psutil
+from nccl_doctor.toolkit.load_torch import import_torch
 from nccl_doctor.toolkit.masking import command_line
 from nccl_doctor.toolkit.more_time import MoreTime
 

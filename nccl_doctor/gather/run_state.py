@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from nccl_doctor.gather.joining import Joining
 from nccl_doctor.gather.partial_reports import Redaction
+from nccl_doctor.gather.pauses import Pauses
 from nccl_doctor.gather.progress import Progress
 from nccl_doctor.gather.store_server import Door
 from nccl_doctor.model.check import Context
@@ -93,6 +94,7 @@ class Run:
     joined: bool = False
     more_s: int = 0
     joining: Joining = field(default_factory=Joining)
+    pauses: Pauses = field(default_factory=Pauses)
     first_facts: Facts = field(default_factory=dict)
     _shelves: dict[str, Shelf] = field(default_factory=dict)
 

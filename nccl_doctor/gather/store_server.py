@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nccl_doctor.launch.identity import LOOK_UP_S, host_addresses
@@ -46,12 +46,18 @@ class Door:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """State for checks: `server` (agent, self, other), `bind_errno`, `bind_error`."""
+        """State for checks: `server` (agent, self, other; none: this host should serve, and
+        cannot), `bind_errno`, `bind_error`.
+        """
         return {
             "server": self.server,
             "bind_errno": self.error.errno if self.error else None,
             "bind_error": str(self.error) if self.error else "",
         }
+
+    def outlast(self) -> None:
+        """Serve on when the other children of this process are killed, until it is gone."""
+        forks.living.discard(self._pid)
 
     def close(self) -> None:
         """Stop serving."""
@@ -108,16 +114,31 @@ def _bind_all(port: int) -> socket.socket:
 
 def _bind(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    with _named("socket"):
+        sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        with _named("setsockopt"):
+            _set_options(sock)
         sock.bind((address, port))
     except OSError:
         sock.close()
         raise
     return sock
+
+
+def _set_options(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if sock.family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+
+
+@contextlib.contextmanager
+def _named(call: str) -> Iterator[None]:
+    """Put the name of a call before its error: the others are those of bind."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"{call}: {error.strerror}") from error
 
 
 def _keep(listener: socket.socket, address: str) -> None:

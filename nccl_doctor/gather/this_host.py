@@ -11,7 +11,6 @@ from nccl_doctor.gather.board import Phase
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import examine_alone
 from nccl_doctor.gather.make_report import make_report
-from nccl_doctor.gather.participant import import_torch
 from nccl_doctor.gather.run import prepare
 from nccl_doctor.gather.sign_in import introduce
 from nccl_doctor.gather.watchdog import LAST_WORDS_S, Watchdog
@@ -22,6 +21,7 @@ from nccl_doctor.model.kinds import RUN_INTERRUPTED
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report
 from nccl_doctor.toolkit import guardian
+from nccl_doctor.toolkit.load_torch import import_torch
 
 JOIN_S = 3.0
 """Join time-out: no job starts here, so a master that does not answer is given up soon."""

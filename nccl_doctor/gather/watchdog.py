@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from nccl_doctor.gather.pauses import TICK_S
 from nccl_doctor.toolkit import errands, forks, guardian
 from nccl_doctor.toolkit.more_time import no_more
 
@@ -33,6 +34,7 @@ class Watchdog:
         first: Callable[[], None] = lambda: None,
         *,
         more: Callable[[], float] = no_more,
+        tick: Callable[[], None] = lambda: None,
     ) -> None:
         """Start watching; only from the main thread, which may have blocked the signals so far.
 
@@ -43,11 +45,13 @@ class Watchdog:
             first: called before the children are killed, so that nobody takes their end for a
                 fact.
             more: seconds by which the deadline is put off meanwhile.
+            tick: called every `TICK_S` while this process runs.
         """
         self.interrupted = False
         self._first_deadline, self._more = deadline, more
         self._last_words = last_words
         self._first = first
+        self._tick = tick
         self._leaving = threading.Lock()
         self._wake = -1
         # Of all threads only the main one takes them, and only once everything stands.
@@ -97,7 +101,8 @@ class Watchdog:
     def _watch(self) -> None:
         readable: list[int] = []
         while not readable and (left := self._deadline - time.monotonic()) > 0:
-            readable, _, _ = select.select([self._wake], [], [], left)
+            self._tick()
+            readable, _, _ = select.select([self._wake], [], [], min(left, TICK_S))
         # Who took over reads from there: it would wait for ever for what is read here.
         if self._leaving.acquire(blocking=False):
             self._leave(os.read(self._wake, 1)[0] if readable else None)

@@ -35,12 +35,12 @@ def free_port() -> int:
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     for step in range(_PORTS):
         port = DEFAULT_PORT + (os.getpid() + step) % _PORTS
-        with socket.socket(family) as sock:
-            try:
+        try:
+            with socket.socket(family) as sock:
                 sock.bind(("", port))
-            except OSError:
-                continue
-            return port
+        except OSError:
+            continue
+        return port
     return DEFAULT_PORT
 
 

@@ -34,6 +34,7 @@ from nccl_doctor.toolkit.forks import (
     rename,
     settle,
     signal_name,
+    unnamed_file,
 )
 from nccl_doctor.toolkit.leaving import leave
 from nccl_doctor.toolkit.masking import masked
@@ -128,8 +129,8 @@ class Child:
         with contextlib.ExitStack() as opened:  # closed again where the next cannot be had
             self.pipe, write_end = _kept(opened, *os.pipe())
             go_read, self._go = _kept(opened, *os.pipe())
-            (self._log,) = _kept(opened, os.memfd_create(f"{name}-log"))
-            (self._stack,) = _kept(opened, os.memfd_create(f"{name}-stack"))
+            (self._log,) = _kept(opened, unnamed_file(f"{name}-log"))
+            (self._stack,) = _kept(opened, unnamed_file(f"{name}-stack"))
             pid, parent = fork()
             opened.pop_all()
         if pid == 0:

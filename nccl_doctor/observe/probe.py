@@ -36,7 +36,7 @@ from nccl_doctor.observe.child import (
 from nccl_doctor.observe.line import Line
 from nccl_doctor.toolkit.forks import REAP_WAIT_S
 from nccl_doctor.toolkit.host import open_descriptors
-from nccl_doctor.toolkit.shortage import Shortage, shortage_of
+from nccl_doctor.toolkit.shortage import Shortage, shortage_of, soft_limit
 
 __all__ = ["MAX_MESSAGE_BYTES", "Line", "ProbeJob", "job_of", "patience", "run"]
 
@@ -261,8 +261,8 @@ class _Crew:
 
 def _room() -> int:
     """Number of children at once: with a low limit of open files few, so that it is reported."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY:
+    limit = soft_limit(resource.RLIMIT_NOFILE)
+    if limit is None:
         return AT_ONCE
     try:
         free = limit - open_descriptors() - _OWN_FILES

@@ -23,7 +23,7 @@ from nccl_doctor.toolkit.terminal import complain, safe
 if TYPE_CHECKING:
     from nccl_doctor.model.launch import Launch
 
-_STDOUT = {"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}
+_STDOUT = {"-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}
 
 
 def save(
@@ -35,14 +35,10 @@ def save(
         OSError: the folder is not there or not writable, or the disk is full.
     """
     rendered = renderer(form, checks, expand=expand)(report)
-    if path == "-":
+    if path in _STDOUT:
         put(sys.stdout, rendered, form)
-        return
-    try:
+    else:
         write_whole(path, rendered)
-    except BrokenPipeError:
-        if path not in _STDOUT:  # whose reader may leave, as that of `-` may
-            raise
 
 
 @dataclass(frozen=True)
@@ -152,8 +148,9 @@ def give(
 ) -> int:
     """Write a report where it was asked for, and print it unless stdout is taken.
 
-    What cannot be written costs one line on stderr and exit code 3, and nothing else. The verdict
-    is printed first: files of thousands of ranks take seconds, and a disk may not answer.
+    What cannot be written costs one line on stderr and exit code 3, and nothing else. What stdout
+    takes of the verdict is printed first: files of thousands of ranks take seconds, and a disk may
+    not answer. What it does not take is printed last: its reader may stand still.
 
     Args:
         report: what to give, redacted here where `options` say so.
@@ -180,9 +177,15 @@ def give(
     printer = Printer(options, stream, checks)
     unprinted = _tried(report, lambda: printer.begin(report))
     problems: dict[str, str] = {}
-    for form in sorted(outputs, key=lambda form: form == "json"):  # which says how the others went
-        left = _as_left(report, code, lost=bool(seen.problem or unprinted or problems))
-        if problem := _saved(left, form, outputs[form], checks, expand=options.expand):
+
+    def left() -> Report:
+        return _as_left(report, code, lost=bool(seen.problem or unprinted or problems))
+
+    saved = report
+    # Last what somebody reads meanwhile; of the files, JSON, which says how the others went.
+    for form in sorted(outputs, key=lambda form: (_is_read_now(outputs[form]), form == "json")):
+        saved = left() if form == "json" else saved
+        if problem := _saved(left(), form, outputs[form], checks, expand=options.expand):
             problems[form] = problem
     for form, path in outputs.items():
         if form in problems:
@@ -191,16 +194,22 @@ def give(
                 if path == "-"
                 else f"the report was not saved: {path}: {problems[form]}"
             )
-    lost = bool(seen.problem or unprinted or problems)
-    report, code = _as_left(report, code, lost=lost), max(code, 3) if lost else code
-    if unprinted:
-        return code_of(report, options, code)
-    if _tried(report, lambda: _end(printer, report, options, outputs, code, aside=aside)):
-        code = max(code, 3)
-        if "json" in outputs and "json" not in problems and _is_plain_file(outputs["json"]):
-            left = _as_left(report, code, lost=True)
-            _saved(left, "json", outputs["json"], checks, expand=options.expand)
-    return code_of(report, options, code)
+    ended = max(code, 3) if seen.problem or unprinted or problems else code
+    if not unprinted:
+        last = left()
+        unprinted = _tried(
+            report, lambda: _end(printer, last, options, outputs, ended, aside=aside)
+        )
+        ended = max(ended, 3) if unprinted else ended
+    differs = "json" in outputs and left().exit_code != saved.exit_code
+    if differs and "json" not in problems and _is_plain_file(outputs["json"]):
+        _saved(left(), "json", outputs["json"], checks, expand=options.expand)
+    return code_of(left(), options, ended)
+
+
+def _is_read_now(path: str) -> bool:
+    """True for a stream, whose reader may stand still."""
+    return path in _STDOUT or path.startswith(("/dev/", "/proc/"))
 
 
 def _end(
@@ -278,7 +287,7 @@ def annotate(
 
 def _take_stdout(outputs: Mapping[str, str]) -> bool:
     """Whether one of the files is stdout."""
-    return not {"-", *_STDOUT}.isdisjoint(outputs.values())
+    return not _STDOUT.isdisjoint(outputs.values())
 
 
 def _summarised(report: Report, size: int) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
+import time
 from typing import TextIO
 
 from nccl_doctor.model.options import Options
@@ -14,8 +16,11 @@ from nccl_doctor.report.github import inert_as
 from nccl_doctor.report.profiles import tell
 from nccl_doctor.report.sections import Checks, no_checks
 from nccl_doctor.report.text import Text
+from nccl_doctor.toolkit import errands
 from nccl_doctor.toolkit.terminal import in_github, wants_color
 
+_PIECE = 1024
+"""Characters of one write: a pipe that has room takes 4096 bytes (PIPE_BUF) without a wait."""
 _PIPE_WIDTH = 100
 _MOST_WIDTH = 120
 _WIDEST = 10_000
@@ -25,8 +30,8 @@ class Printer:
     """Prints a report in two parts: what was found, and at the end the exit code, which says
     whether all files were written.
 
-    Width, colour and marks are as the stream can take them. Where it takes nothing now, as a
-    terminal that is stopped, or for a system that reads one line, all is printed at the end.
+    Width, colour and marks are as the stream can take them. What it does not take now, as a
+    terminal that is stopped, is printed at the end, as is all for a system that reads one line.
     Without a stream, nothing is printed.
     """
 
@@ -34,18 +39,18 @@ class Printer:
         self._options = options
         self._stream = stream
         self._checks = checks
-        self._begun = False
+        self._rest: str | None = None
 
     def begin(self, report: Report) -> None:
-        """Print what was found.
+        """Print what was found, or what the stream takes of it at once.
 
         Raises:
             OSError: the stream takes nothing.
         """
         stream = self._stream
-        if stream is not None and self._options.exit_profile == "native" and _has_room(stream):
-            put(stream, self._text(report, stream).found(), "text")
-            self._begun = True
+        if stream is not None and self._options.exit_profile == "native":
+            text = _as_taken(stream, self._text(report, stream).found(), "text")
+            self._rest = _not_taken(stream, text, 0.0)
 
     def end(self, report: Report, code: int) -> None:
         """Print the rest: the same report, with the exit code that it is left with; `code` is that
@@ -55,7 +60,7 @@ class Printer:
         `verbose` all its facts.
 
         Raises:
-            OSError: the stream takes nothing.
+            OSError: the stream takes nothing; TimeoutError if nobody reads it.
         """
         stream, options = self._stream, self._options
         if stream is None:
@@ -66,7 +71,7 @@ class Printer:
                 put(stream, f"{answer.line}\n", "text")
             return
         made = self._text(report, stream)
-        text = made.end(report) if self._begun else made.found() + made.end(report)
+        text = made.end(report) if self._rest is not None else made.found() + made.end(report)
         if report.run.alone and not options.quiet:
             width, plain = _width_of(stream), _is_plain(stream)
             text += "\n" + (
@@ -74,7 +79,7 @@ class Printer:
                 if options.verbosity
                 else host_screen.render(report, self._checks, width=width, ascii=plain)
             )
-        put(stream, text, "text")
+        put(stream, text, "text", self._rest or "")
 
     def _text(self, report: Report, stream: TextIO) -> Text:
         return Text(
@@ -88,19 +93,46 @@ class Printer:
         )
 
 
-def put(stream: TextIO, text: str, form: str = "") -> None:
-    """Write a text whole, whatever the stream can encode; of a form, unless it is for a runner."""
+def put(stream: TextIO, text: str, form: str = "", before: str = "") -> None:
+    """Write a text whole, whatever the stream can encode; of a form, unless it is for a runner.
+
+    `before`: what of an earlier text was not taken.
+
+    Raises:
+        OSError: the stream takes nothing; TimeoutError if nobody reads it, long before the deadline
+            of this process: who stands still must not cost the exit code, and the other ranks wait.
+    """
+    started = time.monotonic()
+    if _not_taken(stream, before + _as_taken(stream, text, form), errands.patience()):
+        waited_s = time.monotonic() - started
+        raise TimeoutError(errno.ETIMEDOUT, f"nobody has read it for {waited_s:.0f} s")
+
+
+def _as_taken(stream: TextIO, text: str, form: str) -> str:
+    """The text as the stream can encode it."""
     if form and in_github():
         text = inert_as(form, text)
     encoding = stream.encoding or "ascii"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    stream.flush()
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def _has_room(stream: TextIO) -> bool:
-    """Whether the stream takes something at once. Who never reads must not cost the files."""
+def _not_taken(stream: TextIO, text: str, patience_s: float) -> str:
+    """The rest of a text, after writing what the stream takes, with so long a wait for its reader
+    each time.
+    """
+    for start in range(0, len(text), _PIECE):
+        if not _has_room(stream, patience_s):
+            return text[start:]
+        stream.write(text[start : start + _PIECE])
+        stream.flush()
+    return ""
+
+
+def _has_room(stream: TextIO, patience_s: float) -> bool:
+    """Whether the stream takes something in time."""
+    limit_s = None if patience_s == float("inf") else patience_s
     try:
-        return bool(select.select([], [stream], [], 0.0)[1])
+        return bool(select.select([], [stream], [], limit_s)[1])
     except (OSError, ValueError):  # a stream that is no file, or closed: a write will tell
         return True
 

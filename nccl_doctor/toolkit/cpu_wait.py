@@ -39,7 +39,7 @@ class CpuWatch:
         self._started = self._read()
 
     def report(self) -> dict[str, Any]:
-        """`wall_s`, `cpu_s`, `waited_s` (or None) and `preempted` (involuntary) since then."""
+        """`wall_s`, `cpu_s`, `waited_s` and `preempted` (involuntary) since then, or None."""
         now = self._read()
         wall, cpu, waited, preempted = (
             None if new is None or old is None else new - old
@@ -52,11 +52,15 @@ class CpuWatch:
             "preempted": preempted,
         }
 
-    def _read(self) -> tuple[float, float, float | None, int]:
+    def _read(self) -> tuple[float, float, float | None, int | None]:
         waited = waited_s() if self._process else _waited_s([_THREAD])
         who = resource.RUSAGE_SELF if self._process else resource.RUSAGE_THREAD
         spent = time.process_time() if self._process else time.thread_time()
-        return time.monotonic(), spent, waited, resource.getrusage(who).ru_nivcsw
+        try:
+            preempted = resource.getrusage(who).ru_nivcsw
+        except OSError:  # a sandbox refuses it
+            preempted = None
+        return time.monotonic(), spent, waited, preempted
 
 
 def was_starved(report: Mapping[str, Any] | None) -> bool:
@@ -69,6 +73,8 @@ def was_starved(report: Mapping[str, Any] | None) -> bool:
         return True
     if report["waited_s"] is not None:
         return bool(report["waited_s"] > _STARVED_SHARE * report["wall_s"])
+    if report["preempted"] is None:
+        return True
     return bool(report["preempted"] > _PREEMPTIONS_PER_S * report["wall_s"])
 
 

@@ -28,6 +28,8 @@ PATIENCE_S = 5.0
 _REAP_S = 0.05
 _PIPE = 1 << 20
 """Bytes that are said at a time, where it is much."""
+_PIECE = 1 << 16
+"""Bytes that are read at a time: a process at its limit of memory has no room for more."""
 _SPARE = 2
 """Open files to write a report: the ends of a pipe, or a folder and a file."""
 _ALIVE, _DONE, _REFUSED, _BROKE = b".", b"+", b"-", b"!"
@@ -56,6 +58,11 @@ def leave_by(deadline: float) -> None:
         deadline: `time.monotonic()` second at which this process is gone, whatever it was told.
     """
     _memory.leave_by = deadline
+
+
+def patience() -> float:
+    """Longest time to wait for a sign of life now, where the work has no limit of its own."""
+    return max(0.0, _memory.leave_by - time.monotonic()) / 3
 
 
 class _NoChild(Exception):
@@ -175,7 +182,7 @@ def _hear(pipe: int, patience_s: float) -> tuple[bytes, bytes]:
     patience, until = min(patience_s, left / 3), time.monotonic() + left / 2
     how, heard = b"", bytearray()
     while select.select([pipe], [], [], patience)[0]:
-        data = os.read(pipe, _PIPE)
+        data = os.read(pipe, _PIECE)
         if not data:
             return how, bytes(heard)
         if not how:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import resource
 import signal
@@ -73,6 +74,21 @@ def open_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+
+
+def unnamed_file(name: str) -> int:
+    """Descriptor of a new file without a path: in memory, or where a sandbox refuses that, in the
+    folder for temporary files.
+    """
+    try:
+        return os.memfd_create(name)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES):
+            raise
+    import tempfile
+
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def kill_living() -> None:
@@ -159,7 +175,8 @@ def settle(name: str, parent: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     living.clear()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash must leave nothing behind
+    with contextlib.suppress(OSError, ValueError):  # a sandbox may refuse it; ValueError: EPERM
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash must leave nothing behind
 
 
 def close_others(keep: Iterable[int]) -> None:
@@ -276,7 +293,7 @@ class Standstill:
 def look_at(pid: int) -> tuple[str, str]:
     """State letter of a process, as /proc/PID/stat has it, and the kernel function it waits in.
 
-    Empty for what cannot be read.
+    Empty for what cannot be read, as where /proc is that of another PID namespace.
     """
     after_name = _proc_text(pid, "stat").rpartition(")")[2].split()  # the name may hold anything
     return after_name[0] if after_name else "", _proc_text(pid, "wchan")
@@ -284,6 +301,8 @@ def look_at(pid: int) -> tuple[str, str]:
 
 def _proc_text(pid: int, name: str) -> str:
     try:
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return ""
         with open(f"/proc/{pid}/{name}", encoding="utf-8", errors="replace") as file:
             return file.read(4096).strip()
     except OSError:

@@ -189,6 +189,8 @@ def _work(program: Callable[[], int], terms: Terms, line: int, parent: int) -> N
         errands.leave_by(_own.began + terms.limit_s)
         code = program()
         done(code)
+    except MemoryError:
+        _tell(2, "nccl-doctor: no memory is left (`ulimit -v`, or that of this host)\n")
     except BaseException:  # the boundary of the process
         traceback.print_exc()
     finally:

@@ -41,6 +41,7 @@ _SIOCGIFCONF, _SIOCGIFNETMASK = 0x8912, 0x891B
 _IFREQ = 40
 """Bytes of a `struct ifreq` with pointers of 64 bits."""
 _MOST_ADDRESSES = 256
+_MOST_FILES = 4096
 LISTEN, TIME_WAIT = "0A", "06"
 """States of a `Socket`, as the kernel writes them (include/net/tcp_states.h)."""
 _INTERPRETERS = tuple(
@@ -326,7 +327,18 @@ def user_tasks(root: Path = ROOT) -> int:
 def open_descriptors() -> int:
     """Number of files that this process has open, with sockets and pipes."""
     with _psutil() as psutil:
-        return int(psutil.Process().num_fds())
+        try:
+            return int(psutil.Process().num_fds())
+        except psutil.Error:  # no /proc, or that of another PID namespace
+            return sum(map(_is_open, range(_MOST_FILES)))
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 # The machine --------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from nccl_doctor.toolkit import forks
+
 LARGEST = 4 << 20
 _LOOK_S = 0.05
 _GOODBYE_S = 3.0
@@ -66,7 +68,7 @@ def run_program(
     name = os.path.basename(program)
     call = f"{name} {words[0]}" if words and not words[0].startswith("-") else name
     until = time.monotonic() + limit_s
-    with os.fdopen(os.memfd_create(name), "w+b") as output:
+    with os.fdopen(forks.unnamed_file(name), "w+b") as output:
         try:
             process = subprocess.Popen(
                 [program, *words],

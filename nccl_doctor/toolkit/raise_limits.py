@@ -41,6 +41,10 @@ def more_files(number: int, soft: int | None = None, *, allowed: bool = True) ->
     return Fix(here, alternatives=ways)
 
 
+MORE_ADDRESSES = Fix(
+    Step("ulimit -v unlimited"),
+    alternatives=["in a batch system: request memory by another option than h_vmem"],
+)
 LOCK_MORE = Fix(
     Step("ulimit -l unlimited"),
     alternatives=[

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import resource
 from collections.abc import Set
 from dataclasses import dataclass
+
+_STACK = 2 << 20
+"""Stack of a thread where RLIMIT_STACK is unlimited, pthread_create(3)."""
+NO_MEMORY = "no memory is left"
+_OF_MEMORY = (
+    NO_MEMORY,
+    "Cannot allocate memory",
+    "failed to map segment",
+    "MemoryError",
+    "bad_alloc",
+)
 
 
 @dataclass(frozen=True)
@@ -20,6 +32,8 @@ def shortage_of(error: BaseException) -> Shortage | None:
     """Shortage that made an error; None if it has another cause."""
     number = error.errno if isinstance(error, OSError) else None
     thread = isinstance(error, RuntimeError) and "start new thread" in str(error)
+    if thread and not _has_room_for_a_stack():
+        return _no_memory()
     if number == errno.EAGAIN or thread:
         from nccl_doctor.toolkit.privileges import privileges  # the guardian starts without them
         from nccl_doctor.toolkit.raise_limits import MORE_PROCESSES_OR_TASKS
@@ -39,8 +53,44 @@ def shortage_of(error: BaseException) -> Shortage | None:
         fix = Fix(look("sysctl fs.file-max", "the limit"), look("cat /proc/sys/fs/file-nr"))
         return Shortage("no file can be opened on this host (fs.file-max)", fix)
     if number == errno.ENOMEM or isinstance(error, MemoryError):
-        return Shortage("no memory is left", "free memory on this host, or raise its limit")
+        return _no_memory()
     return None
+
+
+def soft_limit(kind: int) -> int | None:
+    """A limit of this process, by `resource.RLIMIT_…`; None for unlimited, or where a sandbox
+    refuses to say it.
+    """
+    try:
+        soft, _ = resource.getrlimit(kind)
+    except (OSError, ValueError):  # ValueError: EPERM
+        return None
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def is_of_memory(words: str) -> bool:
+    """Whether an error of others, in words, says that no memory or no addresses were left."""
+    return any(each in words for each in _OF_MEMORY)
+
+
+def _no_memory() -> Shortage:
+    limit = soft_limit(resource.RLIMIT_AS)
+    if limit is None:
+        return Shortage(NO_MEMORY, "free memory on this host, or raise its limit")
+    from nccl_doctor.toolkit.raise_limits import MORE_ADDRESSES
+
+    return Shortage(f"{NO_MEMORY}: RLIMIT_AS is {limit >> 20} MiB", MORE_ADDRESSES)
+
+
+def _has_room_for_a_stack() -> bool:
+    """Whether this process may have as many more addresses as a thread needs: pthread_create says
+    the same without them as at the limit of threads.
+    """
+    try:
+        mmap.mmap(-1, soft_limit(resource.RLIMIT_STACK) or _STACK).close()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def limits_of_tasks(capable: Set[str]) -> str:
@@ -57,5 +107,5 @@ def limits_of_tasks(capable: Set[str]) -> str:
 
 
 def _limit(name: str, kind: int) -> str:
-    soft, _ = resource.getrlimit(kind)
-    return f"{name} is {'unlimited' if soft == resource.RLIM_INFINITY else soft}"
+    soft = soft_limit(kind)
+    return f"{name} is {'unlimited' if soft is None else soft}"

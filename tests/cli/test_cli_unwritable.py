@@ -285,14 +285,23 @@ def test_the_verdict_is_printed_before_the_files_are_written(there):
     assert process.returncode == 1
 
 
-def test_a_reader_that_does_not_read_costs_no_file(there):
-    """As a terminal that is stopped."""
+def full_pipe(free: int = 0) -> tuple[int, int]:
+    """Ends of a pipe that nobody reads, with room for so many bytes."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with contextlib.suppress(BlockingIOError):
         while os.write(writing, bytes(1 << 12)):
             pass
     os.set_blocking(writing, True)
+    if free:
+        os.read(reading, free)
+    return reading, writing
+
+
+@pytest.mark.parametrize("free", [0, 1 << 12])
+def test_a_reader_that_does_not_read_costs_no_file(there, free):
+    """As a terminal that is stopped; or one that is stopped when the first lines are there."""
+    reading, writing = full_pipe(free)
     with started(there, writing, "--json", "kept") as process:
         os.close(writing)
         until((there / "kept").exists)
@@ -301,6 +310,27 @@ def test_a_reader_that_does_not_read_costs_no_file(there):
     assert text.startswith(f"nccl-doctor: {SUMMARY}")
     assert text.count("exit code 1\n") == 1
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize("printed", [(), ("--html", "-"), ("--html", "/dev/stdout")])
+@pytest.mark.parametrize("command", ["run --nproc-per-node 2 --timeout 24", "env"])
+def test_a_reader_that_never_reads_costs_neither_file_nor_deadline(there, command, printed):
+    """The process leaves long before the deadline, and says with which code."""
+    reading, writing = full_pipe()
+    few = ("--select", "own_address", "--backend", "gloo", "--json", "kept", "--junit", "too")
+    begun = time.monotonic()
+    try:
+        code, said = printed_to(writing, there, *command.split(), *few, *printed)
+    finally:
+        os.close(writing)
+        os.close(reading)
+    limit_s = 24 if command.startswith("run") else 60
+    assert time.monotonic() - begun < limit_s * 2 / 3
+    assert code == 3
+    assert "nobody has read it for " in said
+    kept = json.loads((there / "kept").read_text())
+    assert (kept["verdict"], kept["exit_code"]) == ("pass", 3)
+    assert (there / "too").exists()
 
 
 def test_stdout_by_its_other_name_is_taken_by_the_file(there):

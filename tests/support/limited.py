@@ -8,7 +8,7 @@ import os
 import resource
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,6 +16,15 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _PR_SET_KEEPCAPS = 8
 _NO_NEW_PRIVS, _SECCOMP, _AF_NETLINK = 38, 22, 16
 _ERROR, _ALLOW = 0x00050000, 0x7FFF0000
+_LOAD, _EQUAL, _GIVE = 0x20, 0x15, 0x06
+_NUMBERS = {
+    "socket": (41, 198),
+    "setsockopt": (54, 208),
+    "getrusage": (98, 165),
+    "prlimit64": (302, 261),
+    "memfd_create": (319, 279),
+}
+"""Of x86-64 and arm64."""
 HAS_NETLINK_FILTER = os.uname().machine in ("x86_64", "aarch64")
 NO_NETLINK = "from tests.support import limited; limited.forbid_netlink()"
 """Code that forbids netlink to a process and all that it starts."""
@@ -69,11 +78,28 @@ def forbid_netlink() -> None:
 
     For x86-64 and arm64, whose numbers of the call `socket` it has.
     """
-    call = {"x86_64": 41, "aarch64": 198}[os.uname().machine]
-    load, equal, give = 0x20, 0x15, 0x06
+    family = ((_LOAD, 0, 0, 16), (_EQUAL, 0, 1, _AF_NETLINK))
+    _filter(_number("socket"), errno.EACCES, family)
+
+
+def refuse(call: str, error: int) -> None:
+    """Let a system call fail with an error from now on, as sandboxes may."""
+    _filter(_number(call), error)
+
+
+def refused(call: str, error: int) -> str:
+    """Code that does so."""
+    return f"from tests.support import limited; limited.refuse({call!r}, {error})"
+
+
+def _number(call: str) -> int:
+    return _NUMBERS[call][("x86_64", "aarch64").index(os.uname().machine)]
+
+
+def _filter(number: int, error: int, more: Sequence[tuple[int, int, int, int]] = ()) -> None:
     steps = [
-        *((load, 0, 0, 0), (equal, 0, 3, call), (load, 0, 0, 16), (equal, 0, 1, _AF_NETLINK)),
-        *((give, 0, 0, _ERROR | errno.EACCES), (give, 0, 0, _ALLOW)),
+        *((_LOAD, 0, 0, 0), (_EQUAL, 0, len(more) + 1, number), *more),
+        *((_GIVE, 0, 0, _ERROR | error), (_GIVE, 0, 0, _ALLOW)),
     ]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
     program = ctypes.create_string_buffer(

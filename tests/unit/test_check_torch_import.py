@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -45,16 +46,40 @@ def test_observe_imports_for_real() -> None:
     assert facts["version"]
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("raise ImportError('libtorch_cpu.so: cannot open shared object')", "libtorch_cpu.so"),
-        ("raise OSError('libcudart.so.13: not found')", "libcudart.so.13"),
-    ],
-)
-def test_whole_run_without_torch_says_so_at_once(tmp_path: Path, content: str, words: str) -> None:
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text(content)
+BROKEN = {
+    "raise ImportError('libtorch_cpu.so: cannot open shared object')": "libtorch_cpu.so",
+    "raise OSError('libcudart.so.13: not found')": "OSError: libcudart.so.13",
+    "raise ValueError('numpy.dtype size changed')": "ValueError: numpy.dtype size changed",
+    "raise AttributeError('no attribute _ARRAY_API')": "AttributeError: no attribute _ARRAY_API",
+    "raise RuntimeError('function has a docstring')": "RuntimeError: function has a docstring",
+    "raise KeyError('HOME')": "KeyError: 'HOME'",
+    "import sys; sys.exit(3)": "SystemExit: 3",
+    "x = = 3": "SyntaxError: invalid syntax",
+    "raise DeprecationWarning('imp is deprecated')": "DeprecationWarning: imp is deprecated",
+    # The second attempt finds what the first has left, as that of torch itself.
+    "import sys; words = sys.__dict__.setdefault('tried', [])\nwords.append(1)\n"
+    "raise RuntimeError(f'attempt {len(words)}')": "RuntimeError: attempt 1",
+}
+
+
+def run_with(torch: str, folder: Path, *arguments: str, **env: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the program with another torch."""
+    (folder / "torch").mkdir(exist_ok=True)
+    (folder / "torch" / "__init__.py").write_text(torch)
+    done = subprocess.run(
+        [sys.executable, "-m", "nccl_doctor", *arguments, "--json", "report.json"],
+        cwd=folder,
+        env={**os.environ, **env, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("content", BROKEN)
+def test_a_rank_whose_torch_breaks_says_so_at_once(tmp_path: Path, content: str) -> None:
     launch = {
         "RANK": "1",
         "WORLD_SIZE": "2",
@@ -62,15 +87,32 @@ def test_whole_run_without_torch_says_so_at_once(tmp_path: Path, content: str, w
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29977",
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "nccl_doctor", "run", "--join-timeout=3", "--timeout=30"],
-        env={**os.environ, **launch, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
+    code, _, said = run_with(
+        content,
+        tmp_path,
+        "run",
+        "--join-timeout=3",
+        "--timeout=30",
+        "--select=torch_import",
+        **launch,
     )
-    assert done.returncode == 1, done.stderr
-    assert "torch-missing" in done.stderr
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+    assert code == 1, said
+    assert "torch-missing" in said
+    assert BROKEN[content] in " ".join(said.split())
+    assert "Traceback" not in said
+    (cause,) = json.loads((tmp_path / "report.rank1.json").read_text())["root_causes"]
+    assert (cause["code"], cause["where"]["ranks"]) == ("torch-missing", [1])
+
+
+@pytest.mark.parametrize("content", ["raise ValueError('numpy.dtype')", "import sys; sys.exit()"])
+@pytest.mark.parametrize("command", ["env --backend gloo", "run --nproc-per-node 2 --backend gloo"])
+def test_a_host_whose_torch_breaks_has_this_one_cause(
+    tmp_path: Path, command: str, content: str
+) -> None:
+    """Nobody serves the store then: that the port of this host refuses is no second cause."""
+    code, out, said = run_with(content, tmp_path, *command.split())
+    assert code == 1, said
+    assert "Traceback" not in out + said
+    assert "itself failed" not in out + said
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [cause["code"] for cause in report["root_causes"]] == ["torch-missing"]

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from nccl_doctor.toolkit import forks
 from nccl_doctor.toolkit.errands import send_foreign
 from nccl_doctor.toolkit.gpu.devices import VISIBLE
 from nccl_doctor.toolkit.libraries import library_name
@@ -218,7 +219,7 @@ def _ask(library: str, env: Mapping[str, str]) -> bytes:
     """Ask, in a child of its own: it changes environment and output, and leaves a thread."""
     os.environ.clear()
     os.environ.update({**env, **OURS})
-    log = os.memfd_create("log")
+    log = forks.unnamed_file("log")
     os.dup2(log, 1)
     before = _environment()
     unique_id = ctypes.create_string_buffer(128)

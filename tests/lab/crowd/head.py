@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.gather.participant import Participant, import_torch
+from nccl_doctor.gather.participant import Participant
 from nccl_doctor.gather.progress import Progress
 from nccl_doctor.gather.run import prepare
 from nccl_doctor.model.check import Check, Context, Skip, Untested
@@ -26,6 +26,7 @@ from nccl_doctor.registry import installed, load
 from nccl_doctor.report.output import leave
 from nccl_doctor.toolkit.frames import with_room_for_frames
 from nccl_doctor.toolkit.garbage import collected_rarely
+from nccl_doctor.toolkit.load_torch import import_torch
 from tests.lab.crowd import PORT, Plan
 from tests.lab.crowd.answers import Answers, Seats
 from tests.lab.crowd.record import Record

@@ -27,7 +27,6 @@ from nccl_doctor.gather.follow import Follower
 from nccl_doctor.gather.opening import MEETING, opened, prefix_of
 from nccl_doctor.gather.orders import Order, Roster
 from nccl_doctor.gather.partial_reports import PartialReports
-from nccl_doctor.gather.participant import import_torch
 from nccl_doctor.gather.postings import is_paged, own_part, page_of, whole
 from nccl_doctor.gather.run import prepare
 from nccl_doctor.gather.run_state import Run
@@ -41,6 +40,7 @@ from nccl_doctor.model.cluster import AFTER_LOSS, ALONE, Facts, Outcome
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.options import Options
 from nccl_doctor.toolkit.garbage import collected_rarely
+from nccl_doctor.toolkit.load_torch import import_torch
 from tests.lab.crowd import PORT, Plan, way_to_rank_0
 from tests.lab.crowd.answers import Answers, Seats
 from tests.lab.crowd.head import options_of
