@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any
 
-from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
+from nccl_doctor.gather.control_store import ControlStore, StoreTimeout
 from nccl_doctor.gather.deaths import Deaths
-from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.quiet import Quiet
 from nccl_doctor.gather.rows import rows_of_round
@@ -143,7 +142,7 @@ class Answers:
     def _take(self, round_: _Round, there: Set[str]) -> None:
         """Take what has come: letters are opened, of single answers it is only noted."""
         keys = {answers_key(round_.number, first): first for first in round_.note(there)}
-        many = self._box.many(keys, LETTER_MAX) if keys and self._is_near else {}
+        many = self._box.many(keys) if keys and self._is_near else {}
         for key, first in keys.items():
             seats = round_.spoken[first]
             try:
@@ -158,7 +157,7 @@ class Answers:
     def _read(self, own: dict[int, str], seats: Iterable[int]) -> dict[int, Outcome]:
         """Outcomes of those that have answered by themselves."""
         keys = {own[seat]: seat for seat in seats}
-        many = self._box.many(keys, ANSWER_MAX) if keys and self._is_near else {}
+        many = self._box.many(keys) if keys and self._is_near else {}
         found: dict[int, Outcome] = {}
         for key, seat in keys.items():
             try:
@@ -169,11 +168,11 @@ class Answers:
                 found[seat] = self._outcome(key, seat, data)
         return found
 
-    def _letter(self, key: str, data: Any, largest: int) -> Any:
-        """A letter; `data` is what was read of it already, None for nothing."""
-        if isinstance(data, BadMessage):
-            raise data
-        return self._box.get(key, OPERATION_S, largest=largest) if data is None else data
+    def _letter(self, key: str, data: bytes | None, largest: int) -> Any:
+        """A letter; `data` is what was read of it already."""
+        if data is None:
+            return self._box.get(key, 0.0, largest=largest)
+        return self._box.opened(key, data, largest)
 
     def _outcome(self, key: str, seat: int, data: Any) -> Outcome:
         try:
