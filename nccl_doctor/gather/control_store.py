@@ -40,6 +40,7 @@ from nccl_doctor.gather.store_client import (
     FIRST_PAUSE_S,
     LOOKS_A_SECOND,
     PIECE_BYTES,
+    Posted,
     absent,
     client,
     lets_wait,
@@ -51,8 +52,7 @@ from nccl_doctor.gather.store_worker import StoreLost, Worker
 
 _AT_ONCE = 16
 """Pieces that are asked for at once; their names fit into a small packet too."""
-_MANY_AT_ONCE = 256
-_MANY_S = 3.0
+_MANY_AT_ONCE, _MANY_S = 256, 3.0
 """Pieces that are asked for at once on a connection of its own, and the time limit for them."""
 OPERATION_S = 10.0
 """Time limit of one store operation: a millisecond, unless its host is frozen or cut off."""
@@ -95,6 +95,7 @@ class ControlStore:
         self.budget: Budget | None = None
         """What messages may take together that are read here without a key."""
         self._is_public = False
+        self._posted = Posted()
         self._worker = Worker()
         # A client retries on its own clock and may take up to twice its timeout.
         self._store = self._worker.call(
@@ -110,14 +111,12 @@ class ControlStore:
 
     def public(self) -> ControlStore:
         """The same by the names that everybody knows: of what is said to or by who has no key."""
-        other = self.beside(self.prefix, self.seal)
-        other._is_public = True
+        (other := self.beside(self.prefix, self.seal))._is_public = True
         return other
 
     def name(self, key: str) -> str:
         """Name of a key in the store."""
-        name = self.prefix + key
-        return name if self._is_public else self.seal.name(name)
+        return (OPEN if self._is_public else self.seal).name(self.prefix + key)
 
     def put(self, key: str, value: Any, timeout_s: float = OPERATION_S) -> None:
         """Publish a JSON-able value.
@@ -127,6 +126,8 @@ class ControlStore:
             ValueError: it is larger than `LARGEST`.
         """
         pieces = self._pieces(key, value)
+
+        self._posted.note(pieces if self.seal.secret else [])
 
         def send() -> None:
             for name, piece in pieces:
@@ -236,9 +237,8 @@ class ControlStore:
         return data
 
     def many(self, keys: Collection[str]) -> dict[str, bytes]:
-        """Those of some messages that have come, for `opened`; not the longest ones.
-
-        Many come at once, in large packets: only for who is on the host of the store.
+        """Those of some messages that have come, for `opened`; not the longest ones. Many come at
+        once, in large packets: only for who is on the host of the store.
         """
         found: dict[str, bytes] = {}
         in_order = sorted(keys)
@@ -293,9 +293,8 @@ class ControlStore:
         """Wait until all messages have come, or for `timeout_s`, or until `leave`; returns the keys
         of those that have.
 
-        It lets the store wait, if it can, and so hears of a message at once; else the longer it
-        takes, the more rarely it asks. `tick` is called several times a second, and `leave` is
-        asked as often; by one of a crowd after each wait of the store.
+        It lets the store wait, if it can; else the longer it takes, the more rarely it asks. `tick`
+        is called several times a second; `leave` too, by one of a crowd after each such wait.
         """
         wanted = list(keys)
         names = [self.name(key) for key in wanted]
@@ -312,6 +311,8 @@ class ControlStore:
             return not left
 
         while True:
+            if self._posted.is_due(self.crowd):
+                self._worker.call(partial(self._posted.restore, self._store), OPERATION_S)
             rest_s = until - time.monotonic()
             most_s = rest_s if leave is None or self.crowd >= CROWD else min(rest_s, _ASK_S)
             if can_wait and left and rest_s > 0 and self._wait_there(left[0], most_s, tick):

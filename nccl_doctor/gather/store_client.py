@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,8 @@ FIRST_PAUSE_S = 0.002
 _PAUSES_S = (0.03, 0.1)
 """Longest pause in a short wait, and in any: each look costs the store's host some work."""
 _PART_OF_WAIT = 0.03
+_LAST, _LONG, _LOOK_AGAIN = 4, 64, 500
+"""Messages that are replaced, most pieces of one, and participants that look in a second."""
 _PORTS_S = 0.5
 """Time after which a connection that does not come about may lack a port of this host."""
 LOOKS_A_SECOND = 5000
@@ -92,3 +95,33 @@ def absent(store: Any, names: list[str]) -> set[str]:
         return set(names)
     half = len(names) // 2
     return absent(store, names[:half]) | absent(store, names[half:])
+
+
+class Posted:
+    """The last messages that this process has put with a key: what a stranger puts in their place
+    is replaced again. What is gone stays so: rank 0 clears the store.
+    """
+
+    def __init__(self) -> None:
+        self._last: deque[list[tuple[str, bytes]]] = deque(maxlen=_LAST)
+        self._next = 0.0
+
+    def note(self, pieces: list[tuple[str, bytes]]) -> None:
+        """Remember a message, of (name, piece) as they were put; not a long one."""
+        if 0 < len(pieces) <= _LONG:
+            self._last.append(pieces)
+
+    def is_due(self, crowd: int) -> bool:
+        """Whether to look again; a crowd does so more rarely."""
+        now = time.monotonic()
+        if not self._last or now < self._next:
+            return False
+        self._next = now + max(1.0, crowd / _LOOK_AGAIN)
+        return True
+
+    def restore(self, store: Any) -> None:
+        """Replace what is another's."""
+        for pieces in self._last:
+            for name, piece in pieces:
+                if store.compare_set(name, piece, piece) != piece:
+                    store.set(name, piece)

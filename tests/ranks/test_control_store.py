@@ -14,6 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +312,26 @@ def test_only_who_has_the_key_is_believed(door: tuple[int, int]) -> None:
     with pytest.raises(NotAuthentic):
         ours.get("order/2", 0.1)
     assert box(b"a" * 32).get("order/1", 1.0) == {"finish": 1}
+
+
+def test_what_is_put_in_the_place_of_a_sealed_message_is_replaced(door: tuple[int, int]) -> None:
+    """Some releases of torch list the names of a store to everybody."""
+    seal = Seal(b"a" * 32, "1")
+    ours, theirs = (
+        ControlStore("127.0.0.1", door[0], timeout_s=5, prefix=PREFIX, seal=seal) for _ in range(2)
+    )
+    value = [os.urandom(64).hex() for _ in range(20)]
+    ours.put("letter", value)
+    ours.put("bye", True)
+    stranger = forged(door[0])
+    for name in ("letter", "letter#1"):
+        key, _, number = name.partition("#")
+        stranger.set(ours.name(key) + (f"#{number}" if number else ""), b"\0\0\0\x01hello")
+    theirs.forget(["bye"])
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(ours.wait, ["nothing"], 3.0)
+        assert theirs.get("letter", 5.0) == value
+    assert not theirs.wait(["bye"], 0.0), "what is gone stays so"
 
 
 def test_frozen_store_costs_the_deadline_and_no_more(door: tuple[int, int]) -> None:
