@@ -156,7 +156,9 @@ def unwrap(
             raise OtherVersion("it is of an older version of nccl-doctor", elder)
         raise BadMessage("it is no message of nccl-doctor")
     version = told[2].decode()
-    if int(told[1]) != PROTOCOL or told[4] != b"}" or told.end() != len(header):
+    if int(told[1]) == PROTOCOL and (told[4] != b"}" or told.end() != len(header)):
+        raise BadMessage("it is no message of nccl-doctor")
+    if int(told[1]) != PROTOCOL:
         words = f"it is of nccl-doctor {version}, here is {__version__}"
         raise OtherVersion(words, _claim(payload, trusted, budget))
     own, mac = seal.mac(key, version, payload), told[3]

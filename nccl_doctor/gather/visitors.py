@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -48,13 +48,13 @@ def note_visitors(box: ControlStore, meeting: Seal, evidence: EvidenceLog) -> No
         evidence.refusals.unsealed(each["key"], KINDS[each["code"]], each["words"], who)
     if said and identity.is_this_host(box.host):
         known = {a for seat in evidence.seats if (w := evidence.who(seat)) for a in w.addresses}
-        evidence.refusals.callers = callers_at(box.port, {*known, *identity.host_addresses()})
+        remote = [each.remote for each in connections_at(box.port)]
+        evidence.refusals.callers = unknown(remote, {*known, *identity.host_addresses()})
 
 
-def callers_at(port: int, known: Collection[str]) -> tuple[str, ...]:
-    """Addresses that are connected to a port of this host, without those that are `known`."""
-    remote = {each.remote for each in connections_at(port)}
-    return tuple(sorted(each for each in remote - set(known) if not is_loopback(each)))
+def unknown(addresses: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
+    """Addresses of other hosts than those that are `known`, and than this one."""
+    return tuple(sorted(each for each in {*addresses} - {*known} if not is_loopback(each)))
 
 
 def _told(host: str, port: int, prefix: str, seals: tuple[Seal, Seal]) -> bytes:
