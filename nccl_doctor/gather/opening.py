@@ -16,7 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.gather.control_store import STRANGER_S, ControlStore, StoreTimeout
+from nccl_doctor.gather.control_store import (
+    STRANGER_S,
+    ControlStore,
+    StoreLost,
+    StoreTimeout,
+)
 from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.launch import identity
 from nccl_doctor.toolkit.host import text_of
@@ -77,6 +82,10 @@ def opened(
         except BadMessage as found:
             error = found
             refused(found)
+        except StoreLost:  # rank 0 has ended, and the store with it
+            if error is None:
+                raise
+            raise error from None
         except StoreTimeout:
             if error is None and meeting.seal.secret is None:
                 raise
