@@ -50,9 +50,10 @@ RANKS_S = 15.0
 DISAGREE_S = 2.0
 """Time to wait when as many hosts are here as any of them expects, but they contradict each other:
 longer waiting can only show more contradictions."""
-STRANGERS_S = 0.3
-_AGAIN_S = 0.5
+STRANGERS_S, _AGAIN_S = 0.15, 0.5
 """Time in all for messages that only say that they are sealed; and until one is read again."""
+_SMALL = 200 << 10
+"""Largest sign-in after that time, in bytes of JSON."""
 _EVERYWHERE_S = 1.0
 """Time between two looks for sign-ins at all seats, where speakers sign in for several."""
 
@@ -275,11 +276,9 @@ class Join:
         """Take the sign-ins below these keys, each with its first seat."""
         refusals = self._evidence.refusals
         there = {key: seat for key, seat in there.items() if self._may_look(key)}
+        began = time.monotonic()
         many = self._box.many(there) if there and self._is_near else {}
         for key, first in sorted(there.items(), key=lambda item: item[0] not in many):
-            if key not in many and self._strangers_s > STRANGERS_S:
-                continue
-            began = time.monotonic()
             try:
                 letter = self._read(key, many)
                 sign_ins = sign_ins_in(first, letter, self._voices.known)
@@ -287,6 +286,7 @@ class Join:
                 if self._run.config.key:
                     self._refuse(key, error)
                     self._strangers_s += time.monotonic() - began
+                    began = time.monotonic()
                     continue
                 for seat, reason in refused_in(first, error):
                     refusals.sign_in(f"seat/{seat}", reason)
@@ -350,7 +350,8 @@ class Join:
         """A sign-in; `many` are the bytes of those that were read already."""
         if key in many:
             return self._box.opened(key, many[key], SIGN_IN_MAX)
-        return self._box.get(key, 0.0, largest=SIGN_IN_MAX)
+        largest = SIGN_IN_MAX if self._strangers_s < STRANGERS_S else _SMALL
+        return self._box.get(key, 0.0, largest=largest)
 
     def _seats(self) -> int:
         """Number of seats that were given out, bounded: anybody can change it."""

@@ -7,6 +7,7 @@ those of the run itself, which some releases of torch list to everybody who reac
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -69,6 +70,15 @@ def bombs(target: Target) -> None:
     message = HEAD + packed(b'{"host": {"name": "nd9"}, "launch": {}, "a": "' + b"a" * 50_000_000)
     for key in seats():
         target.put(target.run.name(key), message)
+    target.store.add(target.run.name("seats"), MANY)
+
+
+def seemingly_sealed(target: Target) -> None:
+    """What says that it is sealed has to be read before that is known not to be true."""
+    head = HEAD.replace(b"}", b', "mac": "' + b"0" * 64 + b'"}')
+    for number, key in enumerate(seats()):
+        size = SIGN_IN_MAX // 2 if number % 6 == 0 else 200_000
+        target.put(target.run.name(key), head + os.urandom(size))
     target.store.add(target.run.name("seats"), MANY)
 
 
@@ -154,13 +164,16 @@ AFTER: Mapping[str, Rogue] = {
     for each in (
         big_sign_ins,
         bombs,
+        seemingly_sealed,
+        many_local_ranks,
+        refused,
         letters,
         layouts,
         orders,
         counters,
         lowered_counters,
-        refused,
-        many_local_ranks,
     )
 }
 """What is written once the run is open."""
+LARGE = (big_sign_ins, bombs, seemingly_sealed)
+"""Those that take all the seats that a stranger can write to."""

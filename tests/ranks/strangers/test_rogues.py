@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from tests.ranks.strangers.job import (
     run_of,
     store_of,
 )
-from tests.ranks.strangers.rogues import AFTER, BEFORE, Rogue, Target, finishes
+from tests.ranks.strangers.rogues import AFTER, BEFORE, LARGE, Rogue, Target, finishes
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -92,7 +92,14 @@ def without_strangers(job: Job, *keys: str) -> Seen:
 
 
 @pytest.mark.parametrize("listed", [False, True], ids=["known names", "names of the run"])
-def test_with_a_key_strangers_change_nothing(job: Job, listed: bool) -> None:
+@pytest.mark.parametrize(
+    "rogues",
+    [*([each] for each in LARGE), [each for each in AFTER.values() if each not in LARGE]],
+    ids=[*(each.__name__ for each in LARGE), "all others"],
+)
+def test_with_a_key_strangers_change_nothing(
+    job: Job, listed: bool, rogues: Sequence[Rogue]
+) -> None:
     keys = ("secret", "secret")
     healthy = without_strangers(job, *keys)
     assert (healthy.report["verdict"], healthy.codes) == ("pass", [0, 0])
@@ -102,7 +109,7 @@ def test_with_a_key_strangers_change_nothing(job: Job, listed: bool) -> None:
         SECRET,
         listed=listed,
         before=BEFORE.values(),
-        after=(*AFTER.values(), finishes),
+        after=(*rogues, finishes),
     )
     assert (seen.report["verdict"], seen.codes) == ("pass", [0, 0])
     told = [f for f in seen.report["findings"] if f["severity"] != "info"]
