@@ -71,17 +71,17 @@ class NotAuthentic(BadMessage):
 
 class Budget:
     """Bytes of JSON that messages may take together, where nobody can tell who wrote them. The
-    first `FREE` of each do not count: many say little.
+    first `FREE` of each do not count: many say little. One may have a `PART` of what is left.
     """
 
-    FREE = 16 << 10
+    FREE, PART = 16 << 10, 4
 
     def __init__(self, left: int) -> None:
         self.left = left
 
     def largest(self, largest: int) -> int:
         """Most that a message may have now, of one that may have `largest`."""
-        return min(largest, self.FREE + self.left)
+        return min(largest, self.FREE + self.left // self.PART)
 
     def spend(self, size: int) -> None:
         """Count a message of this size."""
@@ -201,7 +201,7 @@ def _content(payload: bytes, largest: int, budget: Budget | None = None) -> Any:
         if len(text) < most:
             raise BadMessage("it is cut off")
         together = (
-            "" if most == largest else ", all that is left for messages without a key (--key)"
+            "" if most == largest else ", the most that is left for one without a key (--key)"
         )
         raise BadMessage(f"it is larger than {most} bytes{together}")
     return parsed(text)

@@ -18,7 +18,7 @@ from nccl_doctor.gather.envelope import OPEN, Seal
 from nccl_doctor.gather.opening import prefix_of
 from tests.ranks.ranks import Ranks, supervisor
 from tests.ranks.strangers.job import (
-    TIMEOUT_S,
+    JOIN_S,
     WAIT_S,
     Job,
     meeting_of,
@@ -131,5 +131,5 @@ def test_without_a_key_nobody_is_blamed_for_what_strangers_wrote(job: Job, name:
     if seen.report["verdict"] == "unknown":
         codes = {f["code"] for f in seen.report["root_causes"]}
         assert codes & {"message-refused", "doctor-version-differs", "key-differs"}
-    assert seen.seconds < TIMEOUT_S
+    assert seen.seconds < JOIN_S
     assert seen.memory < OPENLY * healthy.memory
