@@ -221,8 +221,8 @@ class Join:
         """Take sign-ins until all have come, or the time is over; returns whether they came."""
         began, pause = time.monotonic(), FIRST_PAUSE_S
         while True:
-            looked = time.monotonic()
-            has_news = self._admit(everywhere=looked >= until)
+            looked = time.monotonic() - self._strangers_s
+            has_news = self._admit(everywhere=time.monotonic() >= until)
             self._deaths.look()
             self._doubts.answer()
             if time.monotonic() >= until:
@@ -232,7 +232,8 @@ class Join:
             who = self._evidence.not_here() or "others: those that are here contradict each other"
             self._run.progress.say(f"waiting for {who}", Phase.SIGN_IN, until)
             # With thousands, a look that finds nothing takes longer than the pause.
-            rest = pause if has_news else max(pause, time.monotonic() - looked)
+            took_s = time.monotonic() - self._strangers_s - looked
+            rest = pause if has_news else max(pause, took_s)
             time.sleep(min(rest, max(0.0, until - time.monotonic())))
             pause = next_pause(pause, time.monotonic() - began)
 
