@@ -21,7 +21,13 @@ from typing import Any
 
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.findings import Finding, Kind, Layer, Level, Scope, Severity, Turn
-from nccl_doctor.model.kinds import CHECK_UNUSABLE, ENGINE_KINDS, HISTORY_KINDS, REMOTE_KINDS
+from nccl_doctor.model.kinds import (
+    BESIDE_KINDS,
+    CHECK_UNUSABLE,
+    ENGINE_KINDS,
+    HISTORY_KINDS,
+    REMOTE_KINDS,
+)
 from nccl_doctor.toolkit import folders, foreign
 from nccl_doctor.toolkit.masking import masked
 from nccl_doctor.toolkit.suggest import suggest
@@ -128,7 +134,8 @@ class _Shelf:
         self.problems: list[Finding] = []
         self.owners: dict[str, tuple[str, ...]] = {}
         self.kinds: dict[str, tuple[Kind, Check | None]] = {
-            kind.code: (kind, None) for kind in (*ENGINE_KINDS, *REMOTE_KINDS, *HISTORY_KINDS)
+            kind.code: (kind, None)
+            for kind in (*ENGINE_KINDS, *BESIDE_KINDS, *REMOTE_KINDS, *HISTORY_KINDS)
         }
 
     def add(self, target: str, origin: str, find: Callable[[], Any]) -> None:

@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any
 
-from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
+from nccl_doctor.gather.control_store import ControlStore, StoreTimeout
 from nccl_doctor.gather.deaths import Deaths
 from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.quiet import Quiet
+from nccl_doctor.gather.refusals import kind_of
 from nccl_doctor.gather.rows import rows_of_round
 from nccl_doctor.gather.run_state import Run
+from nccl_doctor.gather.sign_in import Claimant
 from nccl_doctor.gather.voice.letters import LETTER_MAX, Voices, answers_in, answers_key
 from nccl_doctor.launch import identity
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
@@ -23,6 +25,8 @@ from nccl_doctor.model.json_node import Node
 
 ANSWER_MAX = 4 << 20
 """Largest answer of one participant in one round, in bytes of JSON."""
+STRANGERS_S = 5.0
+"""Time in all to wait for answers in whose place a stranger has put what has no seal."""
 _ASK_S = 1.0
 """Time after which it is looked whether those of a late speaker speak for themselves."""
 _MANY, _READ_S = 256, 0.3
@@ -100,6 +104,7 @@ class Answers:
         self._deaths, self._quiet = deaths, quiet
         self.voices = Voices()
         self._met: Mapping[int, int] = {}
+        self._strangers_s = 0.0
         self._is_near = identity.is_this_host(box.host)
 
     def of(
@@ -143,7 +148,7 @@ class Answers:
     def _take(self, round_: _Round, there: Set[str]) -> None:
         """Take what has come: letters are opened, of single answers it is only noted."""
         keys = {answers_key(round_.number, first): first for first in round_.note(there)}
-        many = self._box.many(keys, LETTER_MAX) if keys and self._is_near else {}
+        many = self._box.many(keys) if keys and self._is_near else {}
         for key, first in keys.items():
             seats = round_.spoken[first]
             try:
@@ -158,7 +163,7 @@ class Answers:
     def _read(self, own: dict[int, str], seats: Iterable[int]) -> dict[int, Outcome]:
         """Outcomes of those that have answered by themselves."""
         keys = {own[seat]: seat for seat in seats}
-        many = self._box.many(keys, ANSWER_MAX) if keys and self._is_near else {}
+        many = self._box.many(keys) if keys and self._is_near else {}
         found: dict[int, Outcome] = {}
         for key, seat in keys.items():
             try:
@@ -169,11 +174,22 @@ class Answers:
                 found[seat] = self._outcome(key, seat, data)
         return found
 
-    def _letter(self, key: str, data: Any, largest: int) -> Any:
-        """A letter; `data` is what was read of it already, None for nothing."""
-        if isinstance(data, BadMessage):
-            raise data
-        return self._box.get(key, OPERATION_S, largest=largest) if data is None else data
+    def _letter(self, key: str, data: bytes | None, largest: int) -> Any:
+        """A letter; `data` is what was read of it already. With a key, that of a stranger may be
+        replaced soon.
+        """
+        began, is_sealed = time.monotonic(), self._run.config.key is not None
+        try:
+            if data is None:
+                return self._box.get(key, 0.0, largest=largest)
+            return self._box.opened(key, data, largest)
+        except BadMessage:
+            if not is_sealed or self._strangers_s > STRANGERS_S:
+                raise
+        try:
+            return self._box.get(key, STRANGERS_S / 2, largest=largest)
+        finally:
+            self._strangers_s += time.monotonic() - began
 
     def _outcome(self, key: str, seat: int, data: Any) -> Outcome:
         try:
@@ -191,6 +207,9 @@ class Answers:
         assert isinstance(error, ValueError)
         found = {}
         for seat in seats:
-            self._evidence.refusals.answer(key, error, self._evidence.place(seat))
+            if self._run.config.key and isinstance(error, BadMessage):  # it is nobody's of the run
+                self._evidence.refusals.unsealed(key, kind_of(error), str(error), Claimant())
+            else:
+                self._evidence.refusals.answer(key, error, self._evidence.place(seat))
             found[seat] = Outcome(OutcomeStatus.UNTESTED, reason="its answer was refused")
         return found

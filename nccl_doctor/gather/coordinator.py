@@ -15,10 +15,12 @@ from itertools import chain, repeat, takewhile
 
 from nccl_doctor.gather.answers import Answers
 from nccl_doctor.gather.board import Phase, phase_of
+from nccl_doctor.gather.connect import first_seal
 from nccl_doctor.gather.control_store import ControlStore
 from nccl_doctor.gather.deaths import Deaths
 from nccl_doctor.gather.departures import STOPPED, TELL_S, another, departures
 from nccl_doctor.gather.doubts import Doubts
+from nccl_doctor.gather.envelope import Budget
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, hold, over_key
 from nccl_doctor.gather.in_the_way import Failures, touches
@@ -30,9 +32,11 @@ from nccl_doctor.gather.pauses import Pauses, in_words
 from nccl_doctor.gather.postings import Postings
 from nccl_doctor.gather.quiet import QUIET_S, Quiet
 from nccl_doctor.gather.run_state import Run
+from nccl_doctor.gather.seats import size_of
 from nccl_doctor.gather.second_look import LOOK_S, checks_that_look_again, look_alone, look_together
 from nccl_doctor.gather.start_time import StartTime
 from nccl_doctor.gather.stopped import stood_still, stopped
+from nccl_doctor.gather.visitors import note_visitors
 from nccl_doctor.launch import identity
 from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import AFTER_LOSS, BEFORE, Cluster, Outcome, OutcomeStatus
@@ -52,6 +56,9 @@ _SLACK_S = 3.0
 """Time between a round and a second look, on hosts that are busy."""
 _WHOLE = 0.9
 """Share of the time of a round with which it is as good as whole."""
+TOGETHER_MAX, OF_A_RANK_MAX = 4 << 20, 256 << 10
+"""Bytes of JSON that messages may take together without a key, and of them for each rank: more than
+twice what a host of eight GPUs says of itself."""
 NO_TIME = "no time was left; give a longer --timeout"
 
 
@@ -96,6 +103,8 @@ class Coordinator:
             StoreLost: the store broke off.
         """
         run = self._run
+        if not run.config.key:
+            self._box.budget = Budget(TOGETHER_MAX + OF_A_RANK_MAX * size_of(run.launch))
         roll = Join(
             run,
             self._box,
@@ -107,6 +116,7 @@ class Coordinator:
         )
         roll.call()
         if roll.cut_short:
+            self._note_visitors()
             report = make_report(
                 run, self._evidence, complete=False, extra=[stopped(run, self._evidence)]
             )
@@ -137,6 +147,7 @@ class Coordinator:
             patience_s,
             max(patience_s, min(roll.until + VIEWS_S - time.monotonic(), run.left())),
         )
+        self._note_visitors()
         report = make_report(
             run,
             self._evidence,
@@ -316,11 +327,15 @@ class Coordinator:
         for name, outcome in look_alone(run, round_.params["hosts"]).items():
             self._evidence.record(run.seat, name, AFTER_LOSS, outcome)
 
+    def _note_visitors(self) -> None:
+        if self._run.config.key:
+            note_visitors(self._box, first_seal(self._run), self._evidence)
+
     # -- the end --------------------------------------------------------------------------------
 
     def _departed(self) -> Iterator[Finding]:
         """Findings on participants that a signal ended before the run did."""
-        for departure in departures(self._box):
+        for departure in departures(self._box, len(self._evidence.seats)):
             who = self._evidence.who(departure.seat)
             if who is not None and departure.seat != self._run.seat:
                 self._silent.add(departure.seat)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.gather.control_store import OPERATION_S, ControlStore
+from nccl_doctor.gather.control_store import ControlStore, StoreTimeout
 from nccl_doctor.gather.envelope import OPEN, Seal
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.opening import MEETING, opened, prefix_of
@@ -22,6 +22,7 @@ from nccl_doctor.gather.sign_in import SignIn
 from nccl_doctor.launch import identity
 from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.layout import Address
+from nccl_doctor.model.limits import MAX_PID, MAX_RANKS
 
 TELL_S = 4.0
 """Time limit to reach the store: the process that tells it delays the end of another."""
@@ -74,9 +75,9 @@ class Death:
     def from_json(cls, data: object) -> Death:
         """Inverse of `death_of`; ValueError for what it cannot have made."""
         node = Node("death", data)
-        return cls(
-            node.get("host", str), node.get("pid", int), node.maybe("rank", int), signal_in(node)
-        )
+        node.number("pid", 0, MAX_PID)
+        rank = node.number("rank", 0, MAX_RANKS)
+        return cls(node.get("host", str), node.get("pid", int), rank, signal_in(node))
 
 
 def signal_in(node: Node) -> str:
@@ -129,6 +130,6 @@ class Deaths:
         while self._read < number and self._box.wait([f"death/{self._read}"], 0.0):
             key = f"death/{self._read}"
             self._read += 1
-            with contextlib.suppress(ValueError):  # it is no record of ours
-                self._deaths.append(Death.from_json(self._box.get(key, OPERATION_S)))
+            with contextlib.suppress(ValueError, StoreTimeout):  # it is no record of ours
+                self._deaths.append(Death.from_json(self._box.get(key, 0.0)))
         return self._read > known

@@ -10,16 +10,15 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreLost
+from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.deaths import signal_in
-from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.model.json_node import Node
+from nccl_doctor.model.limits import MAX_SEATS
 
 STOPPED = "stopped"
 """Key of a message of rank 0, in place of any other, which holds the signal that ends it."""
 TELL_S = 1.0
 """Time limit for it: the others may have left already, and the store with them."""
-_MOST = 10_000
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,7 @@ class Departure:
     def from_json(cls, data: object) -> Departure:
         """Inverse of `tell`; ValueError for what it cannot have made."""
         node = Node("departure", data)
+        node.number("seat", 0, MAX_SEATS)
         return cls(node.get("seat", int), signal_in(node))
 
 
@@ -64,14 +64,14 @@ def signal_of_rank_0(data: object) -> str:
     return signal_in(Node("rank 0", {"signal": node.data[STOPPED]}))
 
 
-def departures(box: ControlStore) -> Iterator[Departure]:
-    """All departures that reached the store of the run.
+def departures(box: ControlStore, most: int) -> Iterator[Departure]:
+    """Departures that reached the store of the run, `most` at most: anybody can raise their number.
 
     Raises:
         StoreLost: the store broke off.
     """
-    for number in range(min(box.add("departures", 0), _MOST)):
+    for number in range(min(box.add("departures", 0), most)):
         key = f"departure/{number}"
         if box.wait([key], 0.0):
-            with contextlib.suppress(ValueError, BadMessage):  # it is no record of ours
-                yield Departure.from_json(box.get(key, OPERATION_S))
+            with contextlib.suppress(ValueError, StoreTimeout):  # it is no record of ours
+                yield Departure.from_json(box.get(key, 0.0))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
-from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
+from nccl_doctor.gather.control_store import ControlStore, StoreTimeout
 from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.opening import close_run
 from nccl_doctor.model.launch import Launch
@@ -83,7 +83,7 @@ class Doubts:
         number = min(box.add("doubts", 0), _MOST)
         while self._answered < number and box.wait([f"doubt/{self._answered}"], 0.0):
             with suppress(BadMessage, StoreTimeout):
-                asked = box.get(f"doubt/{self._answered}", OPERATION_S, largest=_LARGEST)
+                asked = box.get(f"doubt/{self._answered}", 0.0, largest=_LARGEST)
                 if isinstance(asked, dict) and asked.get("address") == self._address:
                     box.put(f"sure/{self._answered}", asked)
                     self._asked |= {str(asked.get("token"))} - {self._own}

@@ -4,7 +4,9 @@
 the version of this protocol and of the tool, so that a reader of another version knows that it
 cannot read the rest. With a secret that all participants share, the header holds an HMAC-SHA256
 over the run, the key of the store and the message: then nobody else can write, change, move or
-repeat one. Without a secret, whoever reaches the port of the store can write every message.
+repeat one. Of what is not sealed nothing is unpacked or parsed, but a claim of 4 KB at most, which
+names who wrote it. Without a secret, whoever reaches the port of the store can write every message:
+then a budget bounds what all messages together may take.
 
 Both ends know the words that most messages hold (`familiar.json`): these need no bytes on the way,
 so that what one participant says fits into one or two small packets.
@@ -15,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 import zlib
 from dataclasses import dataclass
 from importlib.resources import files
@@ -22,10 +25,12 @@ from typing import Any
 
 from nccl_doctor import __version__
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raise it with every change of a message that an older version cannot read, or reads wrongly."""
 LARGEST = 32 << 20
 """Largest message, in bytes of JSON: the list of all participants may be long."""
+CLAIM_MAX = 4096
+"""Most bytes of JSON that are read of a message that is not believed: to name who wrote it."""
 DEEPEST = 40
 """Most lists and objects within each other."""
 
@@ -36,8 +41,13 @@ _PACKER = zlib.compressobj(6, zdict=FAMILIAR)
 """Copied for each message, as to learn these words anew takes longer than to pack most of them. At
 level 9 a message is a tenth smaller, and takes four times as long."""
 _MAGIC = b"nccl-doctor "
-_HEADER_MAX = 400
-_TEXT_MAX = 64
+_HEADER = re.compile(
+    rb'nccl-doctor \{"protocol": (\d{1,9}), "version": "([ !#-\[\]-~]{1,64})"'
+    rb'(?:, "mac": "([0-9a-f]{64})")?(\}|, )'
+)
+"""Header as `wrap` writes it, so that nothing is parsed before the seal; a later version may add to
+it."""
+HEADER_MAX = 400
 _HOLD_OTHERS = (dict, list)
 
 
@@ -59,6 +69,25 @@ class NotAuthentic(BadMessage):
     """Message whose sender does not have the key of this run."""
 
 
+class Budget:
+    """Bytes of JSON that messages may take together, where nobody can tell who wrote them. The
+    first `FREE` of each do not count: many say little. One may have a `PART` of what is left.
+    """
+
+    FREE, PART = 16 << 10, 4
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def largest(self, largest: int) -> int:
+        """Most that a message may have now, of one that may have `largest`."""
+        return min(largest, self.FREE + self.left // self.PART)
+
+    def spend(self, size: int) -> None:
+        """Count a message of this size."""
+        self.left -= max(0, min(size - self.FREE, self.left))
+
+
 @dataclass(frozen=True)
 class Seal:
     """The secret of a run, if there is one. `run` is what no other run has: a message of an earlier
@@ -75,6 +104,11 @@ class Seal:
         parts = (self.run.encode(), key.encode(), version.encode(), payload)
         signed = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
         return hmac.new(self.secret, signed, hashlib.sha256).hexdigest()
+
+    def name(self, key: str) -> str:
+        """Name of a key in the store: with a secret, only who has it can tell it."""
+        mac = self.mac(key, "name", b"")
+        return key if mac is None else f"{key}~{mac[:16]}"
 
 
 OPEN = Seal()
@@ -98,58 +132,78 @@ def wrap(key: str, value: Any, seal: Seal = OPEN, largest: int = LARGEST) -> byt
     return _MAGIC + json.dumps(header).encode() + b"\n" + payload
 
 
-def unwrap(key: str, data: bytes, seal: Seal = OPEN, largest: int = LARGEST) -> tuple[Any, str]:
+def unwrap(
+    key: str,
+    data: bytes,
+    seal: Seal = OPEN,
+    largest: int = LARGEST,
+    budget: Budget | None = None,
+) -> tuple[Any, str]:
     """Content of a message, and the version of nccl-doctor that wrote it.
+
+    Of one that must be sealed and is not, at most a claim is read. All others count against the
+    `budget`, if there is one.
 
     Raises:
         BadMessage: it says nothing, or not to us: see the three classes.
     """
     header, newline, payload = data.partition(b"\n")
-    if not header.startswith(_MAGIC) or len(header) > _HEADER_MAX or not newline:
-        elder = _claim(data, largest)
+    told = _HEADER.match(header)
+    trusted = largest if seal.secret is None else min(largest, CLAIM_MAX)
+    if told is None or len(header) > HEADER_MAX or not newline:
+        elder = None if header.startswith(_MAGIC) else _claim(data, trusted, budget)
         if isinstance(elder, (dict, list)):  # compressed JSON, without a header
             raise OtherVersion("it is of an older version of nccl-doctor", elder)
         raise BadMessage("it is no message of nccl-doctor")
-    about = parsed(header[len(_MAGIC) :])
-    if not isinstance(about, dict):
-        raise BadMessage("its header is not an object")
-    version = str(about.get("version")).encode("ascii", "replace").decode()[:_TEXT_MAX]
-    if about.get("protocol") != PROTOCOL:
+    version = told[2].decode()
+    if int(told[1]) == PROTOCOL and (told[4] != b"}" or told.end() != len(header)):
+        raise BadMessage("it is no message of nccl-doctor")
+    if int(told[1]) != PROTOCOL:
         words = f"it is of nccl-doctor {version}, here is {__version__}"
-        raise OtherVersion(words, _claim(payload, largest))
-    told, own = about.get("mac"), seal.mac(key, version, payload)
-    if own is None and told is None:
+        raise OtherVersion(words, _claim(payload, trusted, budget))
+    own, mac = seal.mac(key, version, payload), told[3]
+    if own is None and mac is None:
+        return _content(payload, largest, budget), version
+    if own is not None and mac is not None and hmac.compare_digest(own.encode(), mac):
         return _content(payload, largest), version
+    words = "it was written with another key"
     if own is None:
-        raise NotAuthentic(
-            "it was written with a key; here is none (--key)", _claim(payload, largest)
-        )
-    if not isinstance(told, str):
-        raise NotAuthentic(
-            "it was written without the key of this run (--key)", _claim(payload, largest)
-        )
-    if not hmac.compare_digest(own.encode(), told.encode("utf-8", "replace")):
-        raise NotAuthentic("it was written with another key", _claim(payload, largest))
-    return _content(payload, largest), version
+        words = "it was written with a key; here is none (--key)"
+    elif mac is None:
+        words = "it was written without the key of this run (--key)"
+    raise NotAuthentic(words, _claim(payload, CLAIM_MAX))
 
 
-def _claim(payload: bytes, largest: int) -> Any:
+def may_be_sealed(start: bytes) -> bool:
+    """Whether a message that begins so says that it is sealed, which may be a lie."""
+    told = _HEADER.match(start)
+    return told is not None and told[3] is not None
+
+
+def _claim(payload: bytes, largest: int, budget: Budget | None = None) -> Any:
     """Content that is not to be believed; None if it cannot be read."""
     try:
-        return _content(payload, largest)
+        return _content(payload, largest, budget)
     except BadMessage:
         return None
 
 
-def _content(payload: bytes, largest: int) -> Any:
+def _content(payload: bytes, largest: int, budget: Budget | None = None) -> Any:
+    most = largest if budget is None else budget.largest(largest)
     unpacker = zlib.decompressobj(zdict=FAMILIAR)  # not used for what was made without
     try:
-        text = unpacker.decompress(payload, largest)
+        text = unpacker.decompress(payload, most)
     except zlib.error as error:
         raise BadMessage("it is damaged") from error
+    if budget is not None:
+        budget.spend(len(text))
     if not unpacker.eof:
-        whole = len(text) < largest
-        raise BadMessage("it is cut off" if whole else f"it is larger than {largest} bytes")
+        if len(text) < most:
+            raise BadMessage("it is cut off")
+        together = (
+            "" if most == largest else ", the most that is left for one without a key (--key)"
+        )
+        raise BadMessage(f"it is larger than {most} bytes{together}")
     return parsed(text)
 
 

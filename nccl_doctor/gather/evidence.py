@@ -164,7 +164,11 @@ class EvidenceLog:
 
     def state(self, checks: Iterable[str]) -> Hashable:
         """Something that changes with every fact of these checks, and with every sign-in."""
-        return (self._changes[""], self.refusals.count, *(self._changes[each] for each in checks))
+        return (
+            self._changes[""],
+            self.refusals.all_told,
+            *(self._changes[each] for each in checks),
+        )
 
     def who(self, seat: int) -> SignIn | None:
         """The sign-in of a seat, if it was received."""
@@ -191,7 +195,8 @@ class EvidenceLog:
     def problems(self) -> Iterator[Finding]:
         """Findings on messages that were not taken."""
         hosts = {who.host_name for who in self._signed_in.values()}
-        return self.refusals.findings(self.ranks_here(), hosts)
+        missing = bool(self.missing())
+        return self.refusals.findings(self.ranks_here(), hosts, missing=missing)
 
     def place(self, seat: int) -> Where:
         """Host and rank of a participant that signed in."""
@@ -285,7 +290,7 @@ class EvidenceLog:
         """Hosts and ranks, those that are absent too if it is `complete`; the same objects until
         somebody else signs in.
         """
-        state = (self._changes[""], self.refusals.count, complete)
+        state = (self._changes[""], self.refusals.all_told, complete)
         if self._places is not None and self._places.state == state:
             return self._places
         seats_of: dict[Hashable, list[int]] = {}

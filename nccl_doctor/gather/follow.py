@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from nccl_doctor.gather.board import Phase
-from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
+from nccl_doctor.gather.control_store import STRANGER_S, ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.departures import signal_of_rank_0
 from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.evidence import EvidenceLog
@@ -24,8 +25,7 @@ from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Kind, Round, Where
 from nccl_doctor.model.launch import OWN
 
-STRANGER_S = 0.1
-"""Time until a message of a stranger is read again: it may have been replaced."""
+T = TypeVar("T")
 
 
 class Lost(Exception):
@@ -94,13 +94,10 @@ class Follower:
             until = time.monotonic() + patience
             run.progress.say("signed in; waiting for the others", Phase.SIGN_IN, until)
             try:
-                data = self._get(key, patience)
-                self._paged = is_paged(data)
-                data = whole(box, key, data, run.seat)
-                told = HostPlaces.from_json(data) if key == "layout" else Roster.from_json(data)
-            except ValueError as error:
+                told = self._read(until, partial(self._places, key))
+            except Lost:
                 leave(run, box)
-                raise misread(error) from error
+                raise
             except StoreTimeout:
                 raise Lost(
                     kinds.COORDINATOR_LOST,
@@ -125,6 +122,30 @@ class Follower:
                 self._views.run_id = run.nonce
             patience = told.next_s
         return patience
+
+    def _places(self, key: str, left_s: float) -> HostPlaces | Roster:
+        """Who is in, and where."""
+        data = self._get(key, left_s)
+        self._paged = is_paged(data)
+        data = whole(self._box, key, data, self._run.seat)
+        return HostPlaces.from_json(data) if key == "layout" else Roster.from_json(data)
+
+    def _read(self, until: float, read: Callable[[float], T]) -> T:
+        """A message of rank 0. What is malformed may be a stranger's: that of rank 0 takes its
+        place, in time.
+
+        Raises:
+            Lost: it did not.
+            StoreTimeout: nothing came.
+        """
+        while True:
+            left_s = max(0.0, until - time.monotonic())
+            try:
+                return read(left_s)
+            except ValueError as error:
+                if not left_s:
+                    raise misread(error) from error
+            time.sleep(STRANGER_S)
 
     def _get(self, key: str, patience: float) -> Any:
         """Wait for a message of rank 0, unless another run is opened."""
@@ -157,35 +178,31 @@ class Follower:
             self._get(f"late/{self._run.seat}", max(0.0, left))
 
     def _order(self, number: int, patience: float) -> Order | Finish:
-        """Wait for an order. With a key, one of a stranger is none: that of rank 0 takes its
-        place.
-        """
+        """Wait for an order."""
         run = self._run
         waits, mark = min(patience, run.left_to_follow()), Pauses.now()
         until = time.monotonic() + waits
         if number:
             run.progress.say("waiting for the next round of rank 0", until=until)
-        while True:
-            left = max(0.0, until - time.monotonic())
-            try:
-                key = f"order/{number}"
-                data = self._get(page_of(key, run.seat) if self._paged else key, left)
-                if self._paged:
-                    data = own_part(self._box, key, data, run.seat, self._groups)
-                return order_from_json(data)
-            except ValueError as error:
-                if not (isinstance(error, BadMessage) and run.config.key and left):
-                    raise misread(error) from error
-            except StoreTimeout:
-                if stood_s := run.pauses.since(mark):
-                    words = f"no answer from rank 0, but this process itself {in_words(stood_s)}"
-                    raise Lost(kinds.COORDINATOR_LOST, words) from None
-                if waits < patience - 2 * SETTLE_S:  # it is not overdue yet
-                    words = "the time of this run (--timeout) was over before rank 0 ended it"
-                    raise Lost(kinds.COORDINATOR_LOST, words, Where()) from None
-                words = f"no answer from rank 0 for {waits:.0f} s"
-                raise Lost(kinds.COORDINATOR_LOST, words, Where(ranks=(0,))) from None
-            time.sleep(STRANGER_S)
+
+        def read(left_s: float) -> Order | Finish:
+            key = f"order/{number}"
+            data = self._get(page_of(key, run.seat) if self._paged else key, left_s)
+            if self._paged:
+                data = own_part(self._box, key, data, run.seat, self._groups)
+            return order_from_json(data)
+
+        try:
+            return self._read(until, read)
+        except StoreTimeout:
+            if stood_s := run.pauses.since(mark):
+                words = f"no answer from rank 0, but this process itself {in_words(stood_s)}"
+                raise Lost(kinds.COORDINATOR_LOST, words) from None
+            if waits < patience - 2 * SETTLE_S:  # it is not overdue yet
+                words = "the time of this run (--timeout) was over before rank 0 ended it"
+                raise Lost(kinds.COORDINATOR_LOST, words, Where()) from None
+            words = f"no answer from rank 0 for {waits:.0f} s"
+            raise Lost(kinds.COORDINATOR_LOST, words, Where(ranks=(0,))) from None
 
     def _take_part_in(self, name: str, round_: Round, number: int) -> Outcome:
         run, box = self._run, self._box

@@ -12,11 +12,9 @@ from typing import Any
 from nccl_doctor import __version__
 from nccl_doctor.gather.board import Phase
 from nccl_doctor.gather.control_store import (
-    FIRST_PAUSE_S,
     OPERATION_S,
     ControlStore,
     StoreTimeout,
-    next_pause,
 )
 from nccl_doctor.gather.deaths import Deaths
 from nccl_doctor.gather.doubts import Doubts
@@ -26,10 +24,13 @@ from nccl_doctor.gather.examine import SETTLE_S, take_place
 from nccl_doctor.gather.orders import HostPlaces, Roster
 from nccl_doctor.gather.pauses import Pauses
 from nccl_doctor.gather.postings import Postings
+from nccl_doctor.gather.refusals import kind_of
 from nccl_doctor.gather.rows import rows_of_sign_in
 from nccl_doctor.gather.run_state import Run
+from nccl_doctor.gather.seats import most_seats
 from nccl_doctor.gather.second_look import WITNESSES
 from nccl_doctor.gather.sign_in import SIGN_IN_MAX, Claimant, SignIn
+from nccl_doctor.gather.store_client import FIRST_PAUSE_S, next_pause
 from nccl_doctor.gather.voice.letters import Voices, is_of_speaker, refused_in, sign_ins_in
 from nccl_doctor.launch import identity
 from nccl_doctor.model.launch import OWN, Launch
@@ -50,10 +51,12 @@ RANKS_S = 15.0
 DISAGREE_S = 2.0
 """Time to wait when as many hosts are here as any of them expects, but they contradict each other:
 longer waiting can only show more contradictions."""
+STRANGERS_S, _AGAIN_S = 0.15, 0.5
+"""Time in all for messages that only say that they are sealed; and until one is read again."""
+_SMALL = 200 << 10
+"""Largest sign-in after that time, in bytes of JSON."""
 _EVERYWHERE_S = 1.0
 """Time between two looks for sign-ins at all seats, where speakers sign in for several."""
-SPARE_SEATS = 64
-"""Participants more than twice the ranks: latecomers and doubles, and each is a fact."""
 
 
 class Join:
@@ -86,6 +89,8 @@ class Join:
         self._open = True
         """Whether no place has been given for good yet."""
         self._refused = (0, 0.0)
+        self._again_s: dict[str, float] = {}
+        self._strangers_s = 0.0
         self._is_near = identity.is_this_host(box.host)
         self.cut_short = False
         """Whether the time of the run ended it: who is missing then was not waited for."""
@@ -220,8 +225,8 @@ class Join:
         began, pause, mark = time.monotonic(), FIRST_PAUSE_S, Pauses.now()
         waits_more = True
         while True:
-            looked = time.monotonic()
-            has_news = self._admit(everywhere=looked >= until)
+            looked = time.monotonic() - self._strangers_s
+            has_news = self._admit(everywhere=time.monotonic() >= until)
             self._deaths.look()
             self._doubts.answer()
             if time.monotonic() >= until:
@@ -237,7 +242,8 @@ class Join:
             who = self._evidence.not_here() or "others: those that are here contradict each other"
             self._run.progress.say(f"waiting for {who}", Phase.SIGN_IN, until)
             # With thousands, a look that finds nothing takes longer than the pause.
-            rest = pause if has_news else max(pause, time.monotonic() - looked)
+            took_s = time.monotonic() - self._strangers_s - looked
+            rest = pause if has_news else max(pause, took_s)
             time.sleep(min(rest, max(0.0, until - time.monotonic())))
             pause = next_pause(pause, time.monotonic() - began)
 
@@ -280,12 +286,19 @@ class Join:
     def _admit_those(self, there: Mapping[str, int]) -> None:
         """Take the sign-ins below these keys, each with its first seat."""
         refusals = self._evidence.refusals
-        many = self._box.many(there, SIGN_IN_MAX) if there and self._is_near else {}
-        for key, first in there.items():
+        there = {key: seat for key, seat in there.items() if self._may_look(key)}
+        began = time.monotonic()
+        many = self._box.many(there) if there and self._is_near else {}
+        for key, first in sorted(there.items(), key=lambda item: item[0] not in many):
             try:
                 letter = self._read(key, many)
                 sign_ins = sign_ins_in(first, letter, self._voices.known)
             except BadMessage as error:
+                if self._run.config.key:
+                    self._refuse(key, error)
+                    self._strangers_s += time.monotonic() - began
+                    began = time.monotonic()
+                    continue
                 for seat, reason in refused_in(first, error):
                     refusals.sign_in(f"seat/{seat}", reason)
             except ValueError as error:
@@ -326,21 +339,40 @@ class Join:
             refusals.version(f"seat/{seat}", version, evidence.place(seat))
         return True
 
-    def _read(self, key: str, many: Mapping[str, Any]) -> Any:
-        """A sign-in; `many` are those that were read already."""
-        data = many.get(key)
-        if isinstance(data, BadMessage):
-            raise data
-        return data or self._box.get(key, OPERATION_S, largest=SIGN_IN_MAX)
+    def _may_look(self, key: str) -> bool:
+        """Whether to read a sign-in: not soon again, nor too often, where it had no seal."""
+        again_s = self._again_s.get(key)
+        is_soon = again_s is not None and time.monotonic() < again_s
+        return again_s is None or not (is_soon or self._strangers_s > STRANGERS_S)
+
+    def _refuse(self, key: str, error: BadMessage) -> None:
+        """Take a message for a stranger's. With a key it is none: nobody waits less because of it,
+        and what is sealed takes its place.
+        """
+        if self._run.config.key:
+            self._evidence.refusals.unsealed(
+                key, kind_of(error), str(error), Claimant.of(error.value)
+            )
+            self._again_s[key] = time.monotonic() + _AGAIN_S
+        else:
+            self._evidence.refusals.claim(key, error, Claimant())
+
+    def _read(self, key: str, many: Mapping[str, bytes]) -> Any:
+        """A sign-in; `many` are the bytes of those that were read already."""
+        if key in many:
+            return self._box.opened(key, many[key], SIGN_IN_MAX)
+        largest = SIGN_IN_MAX if self._strangers_s < STRANGERS_S else _SMALL
+        return self._box.get(key, 0.0, largest=largest)
 
     def _seats(self) -> int:
         """Number of seats that were given out, bounded: anybody can change it."""
-        count, ranks = self._box.add("seats", 0), self._run.launch.world_size or 0
-        most = 2 * ranks + SPARE_SEATS
-        if not 0 <= count <= most:
-            words = f"the number of participants in the store is {count}, for {ranks} ranks"
-            self._evidence.refusals.claim("seats", ValueError(words), Claimant())
-        return max(0, min(count, most))
+        count, launch = self._box.add("seats", 0), self._run.launch
+        most, known = most_seats(launch), max(self._evidence.seats, default=-1)
+        if known < count <= most:
+            return count
+        words = f"the number of participants in the store is {count}, for {launch.world_size} ranks"
+        self._refuse("seats", BadMessage(words))
+        return most
 
     def _refused_for(self, nobody_else: Callable[[], bool]) -> bool:
         """True if all that are missing were refused, and none came in some seconds since."""

@@ -10,12 +10,18 @@ run signs in again as soon as there is another.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.gather.control_store import ControlStore, StoreTimeout
+from nccl_doctor.gather.control_store import (
+    STRANGER_S,
+    ControlStore,
+    StoreLost,
+    StoreTimeout,
+)
 from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.launch import identity
 from nccl_doctor.toolkit.host import text_of
@@ -24,10 +30,12 @@ PROTOCOL = "nccl-doctor/1"
 MEETING = f"{PROTOCOL}/"
 """Prefix of what is said before a run is known: who is rank 0, and what the run is called."""
 
-_OPENING, _CLAIMS = "opening", "coordinators"
+OPENING, _CLAIMS = "opening", "coordinators"
 _LARGEST = 4096
 _NAME_MAX = 64
 _MOST_CLAIMS = 200
+_LOOK_S = 0.5
+"""Time between two looks of who has a key whether the run is opened with another one."""
 
 
 def prefix_of(run_id: str) -> str:
@@ -36,20 +44,58 @@ def prefix_of(run_id: str) -> str:
 
 
 def open_run(meeting: ControlStore, run_id: str) -> None:
-    """Say, as rank 0, what the run is called."""
-    meeting.put(_OPENING, {"run": run_id})
+    """Say, as rank 0, what the run is called; with a key also where those look who have another
+    one, or none.
+    """
+    meeting.put(OPENING, {"run": run_id})
+    if meeting.seal.secret is not None:
+        meeting.public().put(OPENING, {"run": run_id})
 
 
 def opened(
-    meeting: ControlStore, patience_s: float, tick: Callable[[], None] = lambda: None
+    meeting: ControlStore,
+    patience_s: float,
+    tick: Callable[[], None] = lambda: None,
+    refused: Callable[[BadMessage], None] = lambda error: None,
 ) -> str:
     """Name of the run, once rank 0 has opened it.
 
+    What is not rank 0's, or not in a form that is understood, may be a stranger's: it is `refused`,
+    and rank 0 takes its place.
+
     Raises:
         StoreTimeout: it did not.
-        BadMessage: what lies there is not rank 0's, or not in a form that is understood.
+        BadMessage: only what was refused came.
     """
-    data = meeting.get(_OPENING, patience_s, tick, _LARGEST)
+    until = time.monotonic() + patience_s
+    public = meeting.public()
+    error: BadMessage | None = None
+    while True:
+        left_s = max(0.0, until - time.monotonic())
+        try:
+            if meeting.seal.secret is None:
+                return _name_of(meeting.get(OPENING, left_s, tick, _LARGEST))
+            if meeting.wait([OPENING], min(left_s, _LOOK_S), tick):
+                return _name_of(meeting.get(OPENING, left_s, tick, _LARGEST))
+            if public.wait([OPENING], 0.0):
+                _name_of(public.get(OPENING, 0.0, largest=_LARGEST))
+        except BadMessage as found:
+            error = found
+            refused(found)
+        except StoreLost:  # rank 0 has ended, and the store with it
+            if error is None:
+                raise
+            raise error from None
+        except StoreTimeout:
+            if error is None and meeting.seal.secret is None:
+                raise
+        if time.monotonic() >= until:
+            raise error or StoreTimeout(f"no run was opened in {patience_s:.1f} s")
+        tick()
+        time.sleep(STRANGER_S)
+
+
+def _name_of(data: Any) -> str:
     if name := name_in(data):
         return name
     raise BadMessage("rank 0: opening has no name of a run", data)
@@ -80,7 +126,9 @@ def claim(meeting: ControlStore) -> bool:
 def close_run(meeting: ControlStore) -> None:
     """Clear, as rank 0, what was said before the run, for a later one in the same store."""
     claims = range(min(meeting.add(_CLAIMS, 0), _MOST_CLAIMS))
-    meeting.forget([_OPENING, _CLAIMS, "server", *(f"coordinator/{each}" for each in claims)])
+    meeting.forget([OPENING, _CLAIMS, "server", *(f"coordinator/{each}" for each in claims)])
+    if meeting.seal.secret is not None:
+        meeting.public().forget([OPENING])
 
 
 def _this_process() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.layout import HostPlace
-from nccl_doctor.model.limits import MAX_RANKS, MOST_MORE_S
+from nccl_doctor.model.limits import MAX_LOCAL_RANKS, MAX_RANKS, MAX_SEATS, MOST_MORE_S
 from nccl_doctor.model.report import VERDICTS
 
 _TEXT_MAX = 1024
@@ -163,7 +163,7 @@ def order_from_json(data: Any) -> Order | Finish:
     groups = (Node(node.path, {"groups[]": group}) for group in node.many("groups", list))
     round_ = Round(
         node.text("round", _TEXT_MAX),
-        tuple(group.many("groups[]", int) for group in groups),
+        tuple(_group(group.many("groups[]", int)) for group in groups),
         node.seconds("deadline_s"),
         node.get("params", dict),
     )
@@ -171,11 +171,19 @@ def order_from_json(data: Any) -> Order | Finish:
     return Order(node.text("check", _TEXT_MAX), round_, _next_s(node), more_s)
 
 
+def _group(seats: tuple[int, ...]) -> tuple[int, ...]:
+    if seats and not (min(seats) >= 0 and max(seats) < MAX_SEATS):
+        raise ValueError("rank 0: order.groups has what is not the number of a seat")
+    return seats
+
+
 def _place(places: Node, key: str) -> HostPlace:
     node = Node(f"{places.path}.{key}", places.data[key])
     names = [field.name for field in fields(HostPlace) if field.name != "nnodes"]
     nnodes = node.number("nnodes", 0, MAX_RANKS) or 0
-    told = {name: _told(node, name, MAX_RANKS) for name in names}
+    told = {
+        name: _told(node, name, MAX_LOCAL_RANKS if name == "nproc" else MAX_RANKS) for name in names
+    }
     return HostPlace(**told, nnodes=nnodes)
 
 

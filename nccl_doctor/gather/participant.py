@@ -27,11 +27,12 @@ from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, examine_alone
 from nccl_doctor.gather.first_look import look_first
-from nccl_doctor.gather.follow import Follower, Lost, OpenedAgain, leave, misread
+from nccl_doctor.gather.follow import Follower, Lost, OpenedAgain, misread
 from nccl_doctor.gather.make_report import make_report
-from nccl_doctor.gather.opening import claim, name_in, open_run, opened, opened_again, prefix_of
+from nccl_doctor.gather.opening import claim, open_run, opened, opened_again, prefix_of
 from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.gather.run_state import Run
+from nccl_doctor.gather.seats import claims, take_seat
 from nccl_doctor.gather.second_look import look_alone
 from nccl_doctor.gather.sign_in import SignIn, introduce
 from nccl_doctor.gather.stopped import stopped
@@ -209,7 +210,7 @@ class Participant:
             run.progress.say("waiting for rank 0 to open the sign-in", Phase.SIGN_IN, until)
             try:
                 with run.joining.phase("opened_s"):
-                    run_id = opened(meeting, patience, run.progress.tick)
+                    run_id = opened(meeting, patience, run.progress.tick, claims(meeting, who))
             except StoreTimeout:
                 return self._own_view(
                     kinds.COORDINATOR_LOST,
@@ -218,8 +219,6 @@ class Participant:
                     Where(ranks=(0,)),
                 )
             except BadMessage as error:
-                if run_id := name_in(error.value):  # rank 0 reads who this is, and will refuse it
-                    leave(run, self._sign_in(meeting, run_id, who))
                 return self._left_alone(misread(error))
             box = self._sign_in(meeting, run_id, who)
             follower = Follower(run, box, self._token, self._evidence, self._views)
@@ -256,7 +255,7 @@ class Participant:
             self._box = box
         except LineLost:
             with run.joining.phase("seat_s"):
-                run.seat = box.add("seats", 1) - 1
+                run.seat = take_seat(box, run.launch)
             who = replace(who, joining=dict(run.joining.seconds))
             box.put(f"seat/{run.seat}", who.to_json())
         # From here on facts name participants by their seats: this one must not stand at another's.

@@ -13,9 +13,19 @@ from nccl_doctor import __version__
 from nccl_doctor.gather.envelope import BadMessage, NotAuthentic, OtherVersion
 from nccl_doctor.gather.sign_in import Claimant
 from nccl_doctor.model.findings import Confidence, Finding, Kind, Where
-from nccl_doctor.model.kinds import DOCTOR_DIFFERS, KEY_DIFFERS, MESSAGE_REFUSED
+from nccl_doctor.model.kinds import (
+    DOCTOR_DIFFERS,
+    KEY_DIFFERS,
+    MESSAGE_REFUSED,
+    STRANGER_WRITES,
+)
 
+KINDS = {kind.code: kind for kind in (MESSAGE_REFUSED, KEY_DIFFERS, DOCTOR_DIFFERS)}
+"""Kinds of findings on messages that were not taken."""
 _WORDS_MAX = 300
+_MOST_TOLD = 8
+"""Messages without the seal that are told one by one."""
+_MOST_KEPT = 100
 
 
 def kind_of(error: ValueError) -> Kind:
@@ -39,8 +49,11 @@ class Refusals:
 
     def __init__(self) -> None:
         self._signing_in: dict[str, _Refusal] = {}
+        self._unsealed: dict[str, _Refusal] = {}
         self._later: dict[str, _Refusal] = {}
         self._versions: dict[str, tuple[str, Where]] = {}
+        self.callers: tuple[str, ...] = ()
+        """Addresses that are connected to the store, and are no host's of the job."""
 
     def sign_in(self, key: str, error: ValueError) -> None:
         """A sign-in was refused."""
@@ -50,6 +63,12 @@ class Refusals:
     def claim(self, key: str, error: ValueError, who: Claimant) -> None:
         """Record that a sign-in was refused; its sender is not sure."""
         self._signing_in[key] = _Refusal(key, kind_of(error), _words(error), who, None)
+
+    def unsealed(self, key: str, kind: Kind, words: str, who: Claimant) -> None:
+        """A message does not have the seal of the run: as if it were not there, so it is none of
+        those that are counted, but a reason why one of the run may be missing.
+        """
+        self._unsealed[key] = _Refusal(key, kind, _words(ValueError(words)), who, None)
 
     def answer(self, key: str, error: ValueError, where: Where) -> None:
         """An answer was refused, of a participant that had signed in."""
@@ -64,6 +83,11 @@ class Refusals:
         return key in self._signing_in
 
     @property
+    def all_told(self) -> int:
+        """Number of refused messages that may explain why somebody is missing."""
+        return len(self._signing_in) + len(self._unsealed)
+
+    @property
     def count(self) -> int:
         """Number of refused sign-ins."""
         return len(self._signing_in)
@@ -75,10 +99,14 @@ class Refusals:
         return {int(number) for name, _, number in names if name == "seat"}
 
     def code_of(self, rank: int | None, node: int | None) -> str:
-        """Code of the finding that may explain why this rank is missing; empty if there is none."""
-        kinds = [each.kind for each in self._signing_in.values() if each.who.may_be(rank, node)]
-        unknown = [each.kind for each in self._signing_in.values() if not each.who.is_known]
-        return next((kind.code for kind in [*kinds, *unknown]), "")
+        """Code of the finding that may explain why this rank is missing; empty if there is none.
+
+        What a message says of its sender may be a lie: any that was refused may have been the one
+        that is missing.
+        """
+        refused = [*self._signing_in.values(), *self._unsealed.values()]
+        likely = sorted(refused, key=lambda each: _unlikely(each.who, rank, node))
+        return next((each.kind.code for each in likely), "")
 
     def stand_for(self, ranks: Collection[int], nodes: Collection[int] = ()) -> bool:
         """True if all that are missing may be senders that were refused."""
@@ -88,11 +116,24 @@ class Refusals:
         lost += sum(not any(each.may_be(None, node) for each in who) for node in nodes)
         return bool(who) and lost <= unknown
 
-    def findings(self, ranks: Collection[int], hosts: Collection[str]) -> Iterator[Finding]:
+    def findings(
+        self, ranks: Collection[int], hosts: Collection[str], *, missing: bool
+    ) -> Iterator[Finding]:
         """Findings, one for each message. `ranks` and `hosts` did sign in: if another takes their
         name, they are not the place.
+
+        What has no seal says nothing of the cluster, unless somebody is `missing`, who may have
+        written it.
         """
-        for each in (*self._signing_in.values(), *self._later.values()):
+        told = [*self._signing_in.values(), *self._later.values()]
+        if missing:
+            likely = sorted(self._unsealed.values(), key=lambda each: not each.who.is_known)
+            by_kind = {each.kind.code: each for each in reversed(likely)}
+            known = [each for each in likely[:_MOST_TOLD] if each.who.is_known]
+            told += dict.fromkeys([*by_kind.values(), *known])
+        elif self._unsealed:
+            yield self._by_strangers()
+        for each in told:
             where, says = each.where, ""
             if where is None:
                 where = _place(each.who, ranks, hosts)
@@ -106,6 +147,20 @@ class Refusals:
             )
         for version, place in self._versions.values():
             yield Finding(DOCTOR_DIFFERS, f"{version} here, {__version__} on rank 0", place)
+
+    def _by_strangers(self) -> Finding:
+        keys = sorted(self._unsealed)
+        more = "" if len(keys) <= _MOST_TOLD else f" and {len(keys) - _MOST_TOLD} more"
+        words = f"nothing of it was taken: {', '.join(keys[:_MOST_TOLD])}{more}"
+        if self.callers:
+            who = ", ".join(self.callers[:_MOST_TOLD])
+            words += f"; connected to the port of the store, and no host of the job: {who}"
+        evidence = {"messages": keys[:_MOST_KEPT], "addresses": list(self.callers[:_MOST_KEPT])}
+        return Finding(STRANGER_WRITES, words, evidence=evidence, confidence=Confidence.LIKELY)
+
+
+def _unlikely(who: Claimant, rank: int | None, node: int | None) -> int:
+    return 0 if who.may_be(rank, node) else 2 if who.is_known else 1
 
 
 def _words(error: ValueError) -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from nccl_doctor.gather.control_store import OPERATION_S, ControlStore
+from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
 from nccl_doctor.gather.envelope import OPEN, BadMessage, Seal
 from nccl_doctor.toolkit.net.no_time_wait import calls_without_time_wait
 
@@ -71,8 +71,8 @@ class RoundPeers:
         told = {}
         for key, seat in keys.items():
             if key in there:
-                with contextlib.suppress(BadMessage):  # as if it had said nothing
-                    told[seat] = self._box.get(key, OPERATION_S)
+                with contextlib.suppress(BadMessage, StoreTimeout):  # as if it had said nothing
+                    told[seat] = self._box.get(key, 0.0)
         return told
 
     def _nobody_comes(self, keys: Mapping[str, int]) -> Callable[[], bool]:

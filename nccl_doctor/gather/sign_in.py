@@ -17,7 +17,7 @@ from nccl_doctor.model.cluster_json import (
 )
 from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.launch import OWN, Launch
-from nccl_doctor.model.limits import MAX_RANKS
+from nccl_doctor.model.limits import MAX_PID, MAX_RANKS
 from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.masking import masked_data
 from nccl_doctor.toolkit.variables.recorded import allowed
@@ -25,7 +25,6 @@ from nccl_doctor.toolkit.variables.recorded import allowed
 SIGN_IN_MAX = 4 << 20
 """Largest sign-in, in bytes of JSON: some forty times that of a host of eight GPUs."""
 _TEXT_MAX = 1024
-_PIDS = 1 << 31
 _BACKENDS = ("", "auto", "nccl", "gloo")
 
 
@@ -140,7 +139,7 @@ class SignIn:
         env = Node(f"{node.path}.env", node.get("env", dict))
         return cls(
             token=node.text("token", _TEXT_MAX),
-            pid=node.number("pid", 0, _PIDS) or 0,
+            pid=node.number("pid", 0, MAX_PID) or 0,
             launch=launch_from_json(node),
             host_name=host.text("name", _TEXT_MAX),
             host_key=host.text("key", _TEXT_MAX),

@@ -16,7 +16,13 @@ from nccl_doctor.judge.status import check_results
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster, Evidence, OutcomeStatus
 from nccl_doctor.model.findings import CheckResult, Confidence, Finding, Severity, Status
-from nccl_doctor.model.kinds import CHECK_BROKE, ENGINE_CODES, RANK_KILLED, RANK_SILENT
+from nccl_doctor.model.kinds import (
+    BESIDE_CODES,
+    CHECK_BROKE,
+    ENGINE_CODES,
+    RANK_KILLED,
+    RANK_SILENT,
+)
 from nccl_doctor.model.launch import MALFORMED
 from nccl_doctor.model.report import Report
 from nccl_doctor.model.run_record import RunRecord
@@ -136,7 +142,11 @@ def _exit_code(cluster: Cluster, verdict: str, roots: Sequence[Finding]) -> int:
 def _verdict(
     findings: Iterable[Finding], results: Iterable[CheckResult], *, strict: bool, complete: bool
 ) -> str:
-    levels = {(finding.level, finding.code in ENGINE_CODES) for finding in findings}
+    levels = {
+        (finding.level, finding.code in ENGINE_CODES)
+        for finding in findings
+        if finding.code not in BESIDE_CODES
+    }
     statuses = {result.status for result in results}
     warned = (Severity.WARN, False) in levels
     failed = any(level is Severity.FAIL for level, _ in levels)

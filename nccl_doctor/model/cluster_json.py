@@ -20,7 +20,7 @@ from nccl_doctor.model.findings import Level
 from nccl_doctor.model.job import Job
 from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.launch import Launch
-from nccl_doctor.model.limits import MAX_RANKS
+from nccl_doctor.model.limits import MAX_RANKS, MAX_SECONDS
 from nccl_doctor.model.outcome import Trail
 
 Json = dict[str, Any]
@@ -235,6 +235,7 @@ def _is_right(data: Any) -> bool:
         and type(data.get("breadcrumbs", _EMPTY)) in (list, Trail)
         and type(data.get("reason", "")) is str
         and type(data.get("duration_s", 0.0)) in (float, int)
+        and 0 <= data.get("duration_s", 0.0) <= MAX_SECONDS
     )
 
 
@@ -247,5 +248,6 @@ def outcome_from_json(node: Node) -> Outcome:
     if type(node.data.get("breadcrumbs")) is not Trail:
         node.get("breadcrumbs", list, [])
     node.get("reason", str, "")
-    node.get("duration_s", float, 0.0)
+    if "duration_s" in node.data:
+        node.seconds("duration_s")
     return Outcome.from_json(node.data)

@@ -6,6 +6,9 @@ failed.
 
 `REMOTE_KINDS`: faults that stop the doctor, and so the job, from starting on a host of a hostfile.
 
+`BESIDE_KINDS`: what others did, and the run did not take: it says nothing of the cluster, and
+changes no verdict.
+
 `HISTORY_KINDS`: differences from earlier runs.
 """
 
@@ -129,6 +132,17 @@ KEY_DIFFERS = Kind(
     severity=Severity.WARN,
 )
 
+STRANGER_WRITES = Kind(
+    code="stranger-writes",
+    layer=Layer.STORE,
+    title="Somebody without the key of this run wrote to its store",
+    why="Whoever reaches MASTER_PORT can write to the store. With --key nothing of that is taken, "
+    "and it changes no verdict. It may be a process of the job that has another key, or none; or a "
+    "stranger, who could also write to the store of the job, which has no key.",
+    fix=Fix(text="let only the hosts of the job reach MASTER_PORT"),
+    severity=Severity.WARN,
+)
+
 DOCTOR_DIFFERS = Kind(
     code="doctor-version-differs",
     layer=Layer.LAUNCH,
@@ -163,6 +177,9 @@ ENGINE_KINDS = (
     MERGE_DOUBTFUL,
 )
 ENGINE_CODES = frozenset(kind.code for kind in ENGINE_KINDS)
+
+BESIDE_KINDS = (STRANGER_WRITES,)
+BESIDE_CODES = frozenset(kind.code for kind in BESIDE_KINDS)
 
 LAUNCHING = ("the host that launches",)
 """Where a step for ssh is typed: which one that is, is not known here."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from nccl_doctor.model.json_node import Node
-from nccl_doctor.model.limits import MAX_RANKS
+from nccl_doctor.model.limits import MAX_LOCAL_RANKS, MAX_RANKS
 
 OWN = "nccl-doctor"
 """`Launch.launcher` of what the own launcher started."""
@@ -44,8 +44,8 @@ _MANY = 1_000_000_000
 _RANGES = {  # of the numbers of a record
     "rank": (0, MAX_RANKS),
     "world_size": (0, MAX_RANKS),
-    "local_rank": (0, MAX_RANKS),
-    "local_world_size": (0, MAX_RANKS),
+    "local_rank": (0, MAX_LOCAL_RANKS - 1),
+    "local_world_size": (0, MAX_LOCAL_RANKS),
     "node_rank": (0, MAX_RANKS),
     "nnodes": (0, MAX_RANKS),
     "master_port": (0, 65535),

@@ -9,6 +9,9 @@ MAX_RANKS = 131_072
 """Ranks of a job, and so its hosts."""
 MAX_LOCAL_RANKS = 4096
 """Ranks of one host."""
+MAX_SEATS = 2 * MAX_RANKS + 64
+"""Participants of a job: latecomers and doubles, too."""
+MAX_PID = 1 << 31
 MAX_SECONDS = 1_000_000.0
 """Length of a time limit, eleven days: `poll` and `alarm` take no more than some weeks."""
 MOST_MORE_S = 480

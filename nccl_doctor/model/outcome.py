@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from nccl_doctor.model.limits import MAX_PID
+
 
 class OutcomeStatus(str, Enum):
     """Ending of one `observe`."""
@@ -173,7 +175,7 @@ def _text(data: Mapping[str, Any], key: str) -> str:
 
 def _number(data: Mapping[str, Any], key: str) -> int | None:
     value = data.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if type(value) is int and abs(value) <= MAX_PID else None
 
 
 Facts = Mapping[str, Mapping[str, Outcome]]

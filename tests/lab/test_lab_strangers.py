@@ -20,8 +20,9 @@ from nccl_doctor.gather.envelope import OPEN, BadMessage
 from nccl_doctor.gather.opening import MEETING, opened, prefix_of
 pathlib.Path("ready").touch()
 meeting = ControlStore("nd0", {MASTER_PORT}, timeout_s=30, prefix=MEETING)
+def told(error): raise error
 try:
-    name = opened(meeting, 30)
+    name = opened(meeting, 30, refused=told)
 except BadMessage as error:  # it is sealed, and can be read
     name = error.value["run"]
 box = meeting.beside(prefix_of(name), OPEN)
@@ -51,14 +52,14 @@ def test_a_strangers_order_sends_nobody_home_who_has_a_key(lab: Lab, tmp_path: P
     check_clean(run, HEALTHY_S)
     assert run.report is not None, str(run)
     assert run.report["verdict"] == "pass", str(run)
+    (found,) = [each for each in run.report["findings"] if each["severity"] != "info"]
+    assert found["code"] == "stranger-writes", str(run)
     assert run.codes == [0, 0]
 
 
-def test_hosts_with_different_keys_are_named_before_the_join_time_out(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_hosts_with_different_keys_are_named_at_the_join_time_out(lab: Lab, tmp_path: Path) -> None:
     keys = {host: ["--key", key_file(tmp_path, host)] for host in ("nd0", "nd1")}
-    run = lab.own_doctor(*SELECTED, "--join-timeout", "25", nproc=1, per_host=keys)
+    run = lab.own_doctor(*SELECTED, "--join-timeout", "8", nproc=1, per_host=keys)
     check_clean(run, START_S + JOIN_S + 5)
     assert run.report is not None, str(run)
     found = {each["code"]: each for each in run.report["findings"]}

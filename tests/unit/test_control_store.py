@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from nccl_doctor.gather.control_store import FIRST_PAUSE_S, next_pause
 from nccl_doctor.gather.examine import pause_between_looks
+from nccl_doctor.gather.store_client import FIRST_PAUSE_S, next_pause
 
 
 def looks(wait_s: float) -> list[float]:

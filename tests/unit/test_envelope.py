@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from nccl_doctor import __version__
 from nccl_doctor.gather.control_store import PIECE_BYTES
 from nccl_doctor.gather.envelope import (
+    CLAIM_MAX,
     DEEPEST,
     FAMILIAR,
+    OPEN,
     PROTOCOL,
     BadMessage,
+    Budget,
     NotAuthentic,
     OtherVersion,
     Seal,
@@ -116,10 +119,39 @@ def test_what_is_too_large_or_too_deep_is_neither_sent_nor_read() -> None:
     unwrap("key", HEAD + zlib.compress(text))
 
 
+def test_of_what_is_not_sealed_a_small_claim_is_read_and_no_more() -> None:
+    seal = Seal(b"one")
+    big = {"host": "x" * CLAIM_MAX}
+    for other in (OPEN, Seal(b"two")):
+        with pytest.raises(NotAuthentic) as caught:
+            unwrap("key", wrap("key", big, other), seal)
+        assert caught.value.value is None
+    newer = HEAD.replace(str(PROTOCOL).encode(), b"99") + zlib.compress(json.dumps(big).encode())
+    with pytest.raises(OtherVersion) as caught:
+        unwrap("key", newer, seal)
+    assert caught.value.value is None
+    odd = HEAD[:-2] + b', "mac": "' + b"[" * 64 + b'"}\n'
+    with pytest.raises(BadMessage, match="no message"):  # the header is not parsed either
+        unwrap("key", odd + zlib.compress(b"1"), seal)
+
+
+def test_messages_together_take_no_more_than_their_budget() -> None:
+    budget = Budget(4 << 20)
+    large = wrap("key", "x" * (1 << 20))
+    unwrap("key", large, budget=budget)
+    for _ in range(40):
+        with pytest.raises(BadMessage, match="the most that is left for one without a key"):
+            unwrap("key", large, budget=budget)
+    assert budget.left < 100
+    assert unwrap("key", wrap("key", 1), budget=budget)[0] == 1, "who says little is heard"
+    seal = Seal(b"one")
+    assert unwrap("key", wrap("key", big := "x" * (1 << 20), seal), seal, budget=budget)[0] == big
+
+
 def test_the_words_that_both_ends_know_are_part_of_the_protocol() -> None:
     """Changed words need another number: to an older end, messages would seem damaged."""
     digest = hashlib.sha256(FAMILIAR).hexdigest()[:16]
-    assert (PROTOCOL, digest) == (5, "c9dc37b8d67eb163")
+    assert (PROTOCOL, digest) == (6, "c9dc37b8d67eb163")
     assert len(FAMILIAR) <= 1 << 15
 
 

@@ -32,6 +32,8 @@ def test_a_record_is_the_same_after_its_way_through_json() -> None:
         ("rank", -1, "launch.rank is -1, outside 0–131072"),
         ("rank", True, "launch.rank is true or false"),
         ("local_world_size", 10**9, "launch.local_world_size is 1000000000, outside"),
+        ("local_world_size", 65_000, "launch.local_world_size is 65000, outside 0–4096"),
+        ("local_rank", 4096, "launch.local_rank is 4096, outside 0–4095"),
         ("master_port", 10**6, "launch.master_port is 1000000, outside 0–65535"),
         ("master_addr", ["nd0"], "launch.master_addr is a list, not a text"),
         ("sources", {"rank": 7}, "launch.sources.rank is a whole number"),

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from nccl_doctor import registry
 from nccl_doctor.cli import cli
-from nccl_doctor.model.kinds import ENGINE_KINDS, HISTORY_KINDS, REMOTE_KINDS
+from nccl_doctor.model.kinds import BESIDE_KINDS, ENGINE_KINDS, HISTORY_KINDS, REMOTE_KINDS
 from nccl_doctor.report import manual
 
 if sys.version_info >= (3, 11):
@@ -167,7 +167,9 @@ def test_every_file_of_a_check_is_a_check():
 
 def test_every_kind_is_explained():
     listed = [(kind, check) for check in BUILT_IN for kind in check.kinds]
-    listed += [(kind, None) for kind in (*ENGINE_KINDS, *REMOTE_KINDS, *HISTORY_KINDS)]
+    listed += [
+        (kind, None) for kind in (*ENGINE_KINDS, *BESIDE_KINDS, *REMOTE_KINDS, *HISTORY_KINDS)
+    ]
     for kind, check in listed:
         for words in (kind.title, kind.why, kind.fix):
             assert words.strip() == words != "", kind.code

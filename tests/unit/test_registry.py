@@ -427,7 +427,8 @@ def test_a_name_whose_plug_in_did_not_load_says_so(install):
 
 CODES = """
     check-unusable check-broke rank-silent rank-killed run-interrupted coordinator-lost store-lost
-    message-refused key-differs doctor-version-differs merge-doubtful master-port-differs
+    message-refused key-differs stranger-writes doctor-version-differs merge-doubtful
+    master-port-differs
     slower-than-before setup-changed baseline-too-short
     ssh-failed remote-command-failed config-bad-value
     launch-missing-variable launch-bad-value launch-sources-disagree rank-out-of-range

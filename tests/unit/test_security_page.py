@@ -52,6 +52,14 @@ def test_every_listener_is_in_the_table() -> None:
         assert row.count("|") == 7, row
 
 
+def test_every_test_that_holds_a_rule_is_there() -> None:
+    named = set(re.findall(r"`(test_\w+)`", PAGE))
+    assert len(named) > 5
+    texts = [path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    there = {name for text in texts for name in re.findall(r"def (test_\w+)\(", text)}
+    assert named <= there
+
+
 def test_the_page_is_linked() -> None:
     for name in ("README.md", "CONTRIBUTING.md"):
         assert "(SECURITY.md)" in (ROOT / name).read_text("utf-8"), name

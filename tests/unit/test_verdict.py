@@ -183,6 +183,13 @@ def test_an_examination_that_was_not_completed_is_unknown(kind_, strict):
     assert kind_.title in report.summary
 
 
+@each_row(("kind_", "strict"), product(engine.BESIDE_KINDS, [False, True]))
+def test_what_others_did_beside_the_run_is_a_warning_and_changes_no_verdict(kind_, strict):
+    report = through_json(report_of(problems=[Finding(kind_, "m")], strict=strict))
+    assert (report.verdict, report.exit_code) == ("pass", 0)
+    assert [(f.code, f.level.value) for f in report.root_causes] == [(kind_.code, "warn")]
+
+
 def test_a_run_that_was_stopped_blames_nobody_and_says_what_is_certain():
     words = "stopped after 5.7 s by SIGINT; node 1 had not signed in yet"
     problems = [Finding(engine.RUN_INTERRUPTED, words)]

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nccl_doctor.gather.envelope import BadMessage, parsed
+from nccl_doctor.model.limits import MAX_SECONDS
 from nccl_doctor.model.outcome import Trail
 
 _FACTS, _CRUMBS = "facts", "breadcrumbs"
@@ -113,4 +114,6 @@ def _are_steps(steps: Any) -> bool:
 
 
 def _fit(times: Sequence[Any], count: int) -> bool:
-    return len(times) == count and all(type(each) in (int, float) for each in times)
+    return len(times) == count and all(
+        type(each) in (int, float) and 0 <= each <= MAX_SECONDS for each in times
+    )

@@ -5,10 +5,8 @@ The store is served by the test, as an agent's would be, so that anything can li
 
 from __future__ import annotations
 
-import importlib
 import json
 import zlib
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,98 +14,34 @@ from typing import Any
 import psutil
 import pytest
 
-from nccl_doctor.gather import store_server
-from nccl_doctor.gather.control_store import PIECE_BYTES, ControlStore
-from nccl_doctor.gather.envelope import OPEN, Seal, wrap
+from nccl_doctor.gather.envelope import Seal, wrap
 from nccl_doctor.gather.opening import MEETING, open_run, opened, prefix_of
 from nccl_doctor.gather.orders import Roster
 from tests.ranks.ranks import Ended, Ranks
+from tests.ranks.strangers.job import (
+    AGENT,
+    JOIN_S,
+    OPTIONS,
+    SIGN_IN,
+    WAIT_S,
+    Job,
+    meeting_of,
+    put,
+    run_of,
+    store_of,
+)
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.xdist_group("torch")
 
-JOIN_S = 25.0
-"""Longer than any of these runs may take: nobody waits for whom it has refused."""
-OPTIONS = (f"--join-timeout={JOIN_S:g}", "--timeout=60", "--select=ranks,launch_record")
-WAIT_S = 50
-AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-SIGN_IN: dict[str, Any] = {
-    "token": "t",
-    "pid": 7,
-    "launch": {"launcher": "env", "rank": 1, "world_size": 2},
-    "host": {"name": "nd9", "key": "k", "addresses": []},
-    "env": {},
-    "device": "cpu",
-}
 
-
-class Job:
-    """Two ranks, not yet started, whose store the test serves; some with a key of that name."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.ranks = self.of()
-        self._door = store_server.serve(self.ranks.port)
-        assert self._door.error is None
-
-    def of(self, *keys: str) -> Ranks:
-        """The ranks; at the same store where there are some already."""
-        extra = {rank: [self._key(name)] for rank, name in enumerate(keys) if name}
-        made = Ranks(self._folder, 2, OPTIONS, start=[], changes={0: AGENT, 1: AGENT}, extra=extra)
-        if hasattr(self, "ranks"):
-            made.port = self.ranks.port
-        self.ranks = made
-        return made
-
-    def _key(self, name: str) -> str:
-        path = self._folder / name
-        path.write_text(name * 8)
-        path.chmod(0o600)
-        return f"--key={path}"
-
-    def end(self) -> None:
-        self.ranks.kill()
-        self._door.close()
-
-
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
-    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
-    importlib.import_module("torch.distributed")  # takes seconds, before any time limit
-    made = Job(tmp_path)
-    yield made
-    made.end()
+SHORT_S = 4.0
+SHORT = (f"--join-timeout={SHORT_S:g}", "--timeout=40", "--select=ranks,launch_record")
 
 
 @pytest.fixture
 def ranks(job: Job) -> Ranks:
     return job.ranks
-
-
-def store_of(ranks: Ranks) -> Any:
-    from torch.distributed import TCPStore
-
-    return TCPStore("127.0.0.1", ranks.port, is_master=False)
-
-
-def put(ranks: Ranks, key: str, message: bytes) -> None:
-    """Put a message into the store, in pieces, whatever it is."""
-    store = store_of(ranks)
-    pieces = [message[i : i + PIECE_BYTES] for i in range(0, len(message), PIECE_BYTES)]
-    for number, piece in enumerate(pieces[1:], start=1):
-        store.set(f"{key}#{number}", piece)
-    store.set(key, len(pieces).to_bytes(4, "big") + pieces[0])
-
-
-def meeting_of(ranks: Ranks, seal: Seal = OPEN) -> ControlStore:
-    return ControlStore("127.0.0.1", ranks.port, timeout_s=5, prefix=MEETING, seal=seal)
-
-
-def run_of(ranks: Ranks, seal: Seal = OPEN) -> ControlStore:
-    """The store, for messages of the run that rank 0 opens."""
-    meeting = meeting_of(ranks, seal)
-    return meeting.beside(prefix_of(opened(meeting, WAIT_S)), seal)
 
 
 def sign_in_as_a_stranger(ranks: Ranks, message: bytes) -> int:
@@ -304,29 +238,28 @@ def test_ranks_of_one_key_meet(job: Job) -> None:
         (("", "secret"), "it was written with a key; here is none"),
     ],
 )
-def test_another_key_is_told_on_both_sides_and_waited_for_on_none(
-    job: Job, names: tuple[str, ...], words: str
-) -> None:
-    ranks = job.of(*names)
+def test_another_key_is_told_on_both_sides(job: Job, names: tuple[str, ...], words: str) -> None:
+    """With a key, what is not sealed shortens no wait; without one, nobody waits for whom it has
+    refused.
+    """
+    ranks = job.of(*names, options=SHORT)
     ranks.start([0, 1])
     ended = ranks.wait(WAIT_S)
     findings = found(ranks, ended[0])
     assert words in findings["key-differs"]["message"]
     assert findings["key-differs"]["where"]["ranks"] == [1]
     assert set(findings) == {"key-differs", "rank-absent"}
+    assert ended[0].seconds > SHORT_S or not names[0]
     assert ended[1].code == 3
-    assert ended[1].seconds < JOIN_S
     assert "does not have the key of this run" in " ".join(ended[1].stderr.split())
 
 
 def test_a_refused_rank_that_is_slow_is_told_too(job: Job) -> None:
-    """Rank 0 clears the store when it leaves: the other has read that it is refused before it took
-    its seat.
-    """
-    ranks = job.of("secret", "")
+    """Rank 0 clears the store when it leaves: the other has read before that it is refused."""
+    ranks = job.of("secret", "", options=SHORT)
     ranks.start([0, 1])
-    store = run_of(ranks, Seal(b"secret" * 8))
-    until(lambda: store.add("seats", 0) == 2 and store.wait(["seat/0", "seat/1"], WAIT_S))
+    store = run_of(ranks, Seal(b"secret" * 8)).public()
+    until(lambda: store.wait(["seat/0"], WAIT_S))
     frozen = []
     with suppress(psutil.NoSuchProcess):
         slow = psutil.Process(ranks.processes[1].pid)
@@ -342,7 +275,6 @@ def test_a_refused_rank_that_is_slow_is_told_too(job: Job) -> None:
     ended = ranks.wait(WAIT_S)
     assert set(found(ranks, ended[0])) == {"key-differs", "rank-absent"}
     assert ended[1].code == 3
-    assert ended[1].seconds < JOIN_S
     assert "does not have the key of this run" in " ".join(ended[1].stderr.split())
 
 
@@ -364,7 +296,7 @@ def test_a_raised_counter_and_an_answer_of_an_earlier_run_change_nothing(job: Jo
 
 @pytest.mark.parametrize("secret", [None, b"guessed" * 4])
 def test_a_forged_order_ends_nobody_who_has_a_key(job: Job, secret: bytes | None) -> None:
-    ranks = job.of("", "secret")
+    ranks = job.of("", "secret", options=SHORT)
 
     forger = meeting_of(ranks, Seal(secret))
     open_run(forger, "mine")
@@ -372,5 +304,5 @@ def test_a_forged_order_ends_nobody_who_has_a_key(job: Job, secret: bytes | None
     ranks.start([1])
     (ended,) = ranks.wait(WAIT_S).values()
     assert ended.code == 3
-    assert ended.seconds < JOIN_S
+    assert SHORT_S < ended.seconds < JOIN_S
     assert "does not have the key of this run" in " ".join(ended.stderr.split())
