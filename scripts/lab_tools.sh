@@ -4,7 +4,7 @@
 PATH=$PATH:/usr/sbin:/sbin
 missing=
 for pair in ip:iproute2 nft:nftables ethtool:ethtool sshd:openssh-server ssh:openssh-client \
-    slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge mpirun:openmpi-bin iptables:iptables; do
+    slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge mpirun:openmpi-bin iptables:iptables zsh:zsh; do
     command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair#*:}"
 done
 [ -n "$missing" ] || exit 0

@@ -54,6 +54,8 @@ def shortage_of(error: BaseException) -> Shortage | None:
         return Shortage("no file can be opened on this host (fs.file-max)", fix)
     if number == errno.ENOMEM or isinstance(error, MemoryError):
         return _no_memory()
+    if isinstance(error, SyntaxError) and soft_limit(resource.RLIMIT_AS) is not None:
+        return _no_memory()  # so says the parser of Python 3.11 of good files, where it has none
     return None
 
 
