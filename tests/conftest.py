@@ -53,6 +53,8 @@ _SHARE = 0.9
 _ALONE = () if may_go_first() else ("test_cli_quick", "test_lab_links", "test_group_speed")
 """Modules that measure speed: nothing else runs beside them, where they may not run before others.
 """
+_TORCHES = 3
+"""Workers that import torch: each spends seconds and some hundred MB on it."""
 _SHARE_GPUS = any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))
 """Whether tests that need a GPU are to be alone; else they are skipped."""
 
@@ -95,6 +97,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if not hasattr(config, "workerinput"):
         return
+    _spread_torch(items)
     alone = [item for item in items if _is_alone(item)]
     for item in alone:
         item.add_marker(pytest.mark.xdist_group("alone"))
@@ -114,6 +117,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if not item.get_closest_marker("xdist_group"):
                 item.add_marker(pytest.mark.xdist_group(name))
     items += heavy[given:] + alone
+
+
+def _spread_torch(items: list[pytest.Item]) -> None:
+    """Let a few workers import torch, and not one of them be the last by minutes: most of these
+    tests wait.
+    """
+    modules: dict[Path, int] = {}
+    for item in items:
+        group = item.get_closest_marker("xdist_group")
+        if group is not None and group.args == ("torch",):
+            number = modules.setdefault(item.path, len(modules)) % _TORCHES
+            item.add_marker(pytest.mark.xdist_group(f"torch{number}"))
 
 
 _LOCK = "NCCL_DOCTOR_TESTS_LOCK"

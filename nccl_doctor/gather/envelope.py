@@ -70,8 +70,8 @@ class NotAuthentic(BadMessage):
 
 
 class Budget:
-    """Bytes of JSON that messages may take together, where nobody can tell who wrote them. The
-    first `FREE` of each do not count: many say little. One may have a `PART` of what is left.
+    """Bytes of JSON that messages without a seal may take together. The first `FREE` of each do not
+    count: many say little. One may have a `PART` of what is left.
     """
 
     FREE, PART = 16 << 10, 4

@@ -40,6 +40,10 @@ class Lost(Exception):
         self.kind, self.words, self.where, self.on_road = kind, words, where, on_road
 
 
+class Stopped(Lost):
+    """A signal ended rank 0 of this run."""
+
+
 class OpenedAgain(Exception):
     """Rank 0 has opened another run: this one is of an earlier start of the ranks."""
 
@@ -95,7 +99,9 @@ class Follower:
             run.progress.say("signed in; waiting for the others", Phase.SIGN_IN, until)
             try:
                 told = self._read(until, partial(self._places, key))
-            except Lost:
+            except Lost as lost:
+                if isinstance(lost, Stopped) and self._again is not None:
+                    self._wait_for_another_run(until)  # it was rank 0 of an earlier start
                 leave(run, box)
                 raise
             except StoreTimeout:
@@ -124,7 +130,7 @@ class Follower:
         return patience
 
     def _places(self, key: str, left_s: float) -> HostPlaces | Roster:
-        """Who is in, and where."""
+        """Participants that are in, and their places."""
         data = self._get(key, left_s)
         self._paged = is_paged(data)
         data = whole(self._box, key, data, self._run.seat)
@@ -164,9 +170,8 @@ class Follower:
                 raise OpenedAgain from None
             raise
         if name := signal_of_rank_0(data):
-            leave(self._run, self._box)
             words = f"received {name} and left before the end"
-            raise Lost(kinds.RUN_INTERRUPTED, words, Where(ranks=(0,)))
+            raise Stopped(kinds.RUN_INTERRUPTED, words, Where(ranks=(0,)))
         return data
 
     def _wait_for_another_run(self, until: float) -> None:
@@ -194,6 +199,9 @@ class Follower:
 
         try:
             return self._read(until, read)
+        except Stopped:
+            leave(run, self._box)
+            raise
         except StoreTimeout:
             if stood_s := run.pauses.since(mark):
                 words = f"no answer from rank 0, but this process itself {in_words(stood_s)}"

@@ -346,8 +346,8 @@ class Join:
         return again_s is None or not (is_soon or self._strangers_s > STRANGERS_S)
 
     def _refuse(self, key: str, error: BadMessage) -> None:
-        """Take a message for a stranger's. With a key it is none: nobody waits less because of it,
-        and what is sealed takes its place.
+        """Take a message for a stranger's. With a key it is none: it shortens no wait, and what is
+        sealed takes its place.
         """
         if self._run.config.key:
             self._evidence.refusals.unsealed(

@@ -84,7 +84,7 @@ class Refusals:
 
     @property
     def all_told(self) -> int:
-        """Number of refused messages that may explain why somebody is missing."""
+        """Number of refused messages that may explain why a participant is missing."""
         return len(self._signing_in) + len(self._unsealed)
 
     @property

@@ -31,7 +31,7 @@ def size_of(launch: Launch) -> int:
 
 
 def take_seat(box: ControlStore, launch: Launch) -> int:
-    """A seat that nobody else has."""
+    """Take a free seat; returns its number."""
     seat = box.add("seats", 1) - 1
     if 0 <= seat < most_seats(launch) and not box.wait([f"seat/{seat}"], 0.0):
         return seat
@@ -43,7 +43,7 @@ def take_seat(box: ControlStore, launch: Launch) -> int:
 
 
 def claims(meeting: ControlStore, who: SignIn) -> Callable[[BadMessage], None]:
-    """Says, in a run that somebody opened who does not have the same key or version, who this is;
+    """Function that says, in a run which is opened without the same key or version, who this is;
     once in each: rank 0 reads it, and cannot take more of it.
     """
     launch = replace(who.launch, sources={}, problems=())

@@ -1,4 +1,4 @@
-"""What those write into the store who do not have the key of the run, as rank 0 hears of it.
+"""Messages in the store that were written without the key of the run, as rank 0 hears of them.
 
 It lies under the names that everybody knows, where nobody of the run looks. A process of its own
 reads it, for a short time, and says who claims to have written what: so none of it comes into the

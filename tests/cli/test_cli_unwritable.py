@@ -22,6 +22,7 @@ from nccl_doctor.toolkit.errands import PATIENCE_S
 from tests.cli.program import CLEAN, program
 from tests.support import disks
 from tests.support.forkserver import quick_python_path
+from tests.support.rows import also
 from tests.support.waiting import until
 from tests.support.ways import GIVES, MOST_S, PRINTS, SAVED, SUMMARY, files_in
 
@@ -312,8 +313,8 @@ def test_a_reader_that_does_not_read_costs_no_file(there, free):
     assert process.returncode == 1
 
 
-@pytest.mark.parametrize("printed", [(), ("--html", "-"), ("--html", "/dev/stdout")])
-@pytest.mark.parametrize("command", ["run --nproc-per-node 2 --timeout 24", "env"])
+@pytest.mark.parametrize("printed", [("--html", "-"), *map(also, [(), ("--html", "/dev/stdout")])])
+@pytest.mark.parametrize("command", ["run --nproc-per-node 2 --timeout 24", also("env")])
 def test_a_reader_that_never_reads_costs_neither_file_nor_deadline(there, command, printed):
     """The process leaves long before the deadline, and says with which code."""
     reading, writing = full_pipe()

@@ -47,3 +47,8 @@ def each_row(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Tes
         return whole
 
     return of_all
+
+
+def also(value: object) -> Any:
+    """Another value of a parameter, for the wide tests only: those without a mark show the kind."""
+    return pytest.param(value, marks=pytest.mark.wide)

@@ -532,6 +532,7 @@ ALLOWED = {
     ("nccl_doctor/cli/help.py", "write_text"),
     ("nccl_doctor/cli/streams.py", "open"),
     ("nccl_doctor/observe/child.py", "rename"),
+    ("nccl_doctor/toolkit/forks.py", "TemporaryFile"),
     ("nccl_doctor/toolkit/forks.py", "rename"),
     ("nccl_doctor/toolkit/leaving.py", "unlink"),
     ("nccl_doctor/toolkit/storage/steps.py", "unlink"),

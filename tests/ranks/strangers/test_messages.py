@@ -30,6 +30,7 @@ from tests.ranks.strangers.job import (
     run_of,
     store_of,
 )
+from tests.support.rows import also
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.xdist_group("torch")
@@ -294,7 +295,7 @@ def test_a_raised_counter_and_an_answer_of_an_earlier_run_change_nothing(job: Jo
     assert ranks.report()["verdict"] == "pass"
 
 
-@pytest.mark.parametrize("secret", [None, b"guessed" * 4])
+@pytest.mark.parametrize("secret", [None, also(b"guessed" * 4)])
 def test_a_forged_order_ends_nobody_who_has_a_key(job: Job, secret: bytes | None) -> None:
     ranks = job.of("", "secret", options=SHORT)
 
