@@ -120,6 +120,15 @@ def test_the_proc_of_another_pid_namespace(tmp_path: Path, command: str) -> None
     assert (code, causes(report)) == (0, []), said
 
 
+# Python ------------------------------------------------------------------------------------------
+
+
+def test_warnings_that_are_errors(tmp_path: Path) -> None:
+    """Torch warns of functions that are called here, and that the job may never call."""
+    code, said, report = examined(tmp_path, "run", ["env", "PYTHONWARNINGS=error"])
+    assert (code, causes(report)) == (0, []), said
+
+
 # Calls --------------------------------------------------------------------------------------------
 
 

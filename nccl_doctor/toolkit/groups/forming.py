@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import datetime
 import os
+import warnings
 from typing import Any
 
 from nccl_doctor.model.check import Context
@@ -49,6 +50,9 @@ def form_world(
     import torch.distributed as dist
 
     assert ctx.peers is not None
+    # Under PYTHONWARNINGS=error, torch's word on a function that is called here would be a failure,
+    # and the job may never call it.
+    warnings.simplefilter("default")
     name = name or ctx.round
     device = take_device(ctx, name)
     ctx.breadcrumb(CONNECT, group=name)
