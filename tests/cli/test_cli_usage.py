@@ -104,9 +104,9 @@ BAD = {
     "run --standalone --node-rank 1": "--node-rank 1 is out of range for --nnodes 1",
     "run --": "no command after --",
     "run -- nosuch --nnodes 2": "-- nosuch: no such program in PATH",
-    "run --nnodes 3 -- python -m torch.distributed.run --nnodes 2 train.py": "--nnodes 3: the "
+    "run --nnodes 3 -- python3 -m torch.distributed.run --nnodes 2 train.py": "--nnodes 3: the "
     "command has 2 (--nnodes); leave the option out",
-    "run -- python -m torch.distributed.run --nnodes x train.py": "torchrun: --nnodes",
+    "run -- python3 -m torch.distributed.run --nnodes x train.py": "torchrun: --nnodes",
     "run --exit-profile zabbix": "'zabbix' is not one of 'native', 'slurm', 'npd', 'nagios'",
     "run --key no/key": "--key: cannot read no/key: No such file or directory",
     "run --key=": "--key '': a file name is needed",

@@ -105,19 +105,24 @@ def test_with_a_key_strangers_change_nothing(
     healthy = without_strangers(job, *keys)
     assert (healthy.report["verdict"], healthy.codes) == ("pass", [0, 0])
     assert not [f for f in healthy.report["findings"] if f["severity"] != "info"]
-    seen = play(
-        job.of(*keys),
-        SECRET,
-        listed=listed,
-        before=BEFORE.values(),
-        after=(*rogues, finishes),
-    )
-    assert (seen.report["verdict"], seen.codes) == ("pass", [0, 0])
-    told = [f for f in seen.report["findings"] if f["severity"] != "info"]
-    assert [(f["code"], f["severity"]) for f in told] == [("stranger-writes", "warn")]
-    assert not any(told[0]["where"].values())
-    assert seen.seconds < healthy.seconds + LATER_S
-    assert seen.memory < KEYED * healthy.memory
+    took = []
+    for _ in range(3):  # what strangers cost, not what else the machine does
+        seen = play(
+            job.of(*keys),
+            SECRET,
+            listed=listed,
+            before=BEFORE.values(),
+            after=(*rogues, finishes),
+        )
+        assert (seen.report["verdict"], seen.codes) == ("pass", [0, 0])
+        told = [f for f in seen.report["findings"] if f["severity"] != "info"]
+        assert [(f["code"], f["severity"]) for f in told] == [("stranger-writes", "warn")]
+        assert not any(told[0]["where"].values())
+        assert seen.memory < KEYED * healthy.memory
+        took.append(seen.seconds)
+        if took[-1] < healthy.seconds + LATER_S:
+            break
+    assert min(took) < healthy.seconds + LATER_S
 
 
 @pytest.mark.parametrize("name", [*BEFORE, *AFTER])
