@@ -221,6 +221,26 @@ def probe_child(pid: int, name: str, timeout_s: float = 30.0) -> int:
     return until(found, timeout_s, every_s=0.0005, said=lambda: f"no probe child of {name}")
 
 
+def node(
+    folder: Path, number: int, port: int, *options: str, nnodes: int = 2, **env: str
+) -> Forked:
+    """One node of several of the own launcher, with one rank."""
+    own = (
+        f"--nnodes={nnodes}",
+        f"--node-rank={number}",
+        "--nproc-per-node=1",
+        "--master-addr=127.0.0.1",
+    )
+    saved = ("--json", str(folder / "report.json"))
+    return Forked(
+        ["run", *own, f"--master-port={port}", "--backend=gloo", "--timeout=60", *options, *saved],
+        {**os.environ, **BASE, **env},
+        folder=folder,
+        out=folder / f"out{number}",
+        err=folder / f"err{number}",
+    )
+
+
 def is_served(port: int) -> bool:
     """Whether somebody listens at a port of this machine."""
     with socket.socket() as sock:

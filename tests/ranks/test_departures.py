@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.broken import broken
-from tests.ranks.ranks import BASE, Ranks, free_port, signed_in
-from tests.support.forkserver import Forked
+from tests.ranks.ranks import Ranks, free_port, node, signed_in
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.xdist_group("torch")
@@ -45,29 +44,16 @@ def test_a_rank_that_left_while_others_were_waited_for(
     assert [ended[rank].code for rank in (0, 2)] == [3, 3]
 
 
-def node(folder: Path, number: int, port: int, *options: str, **env: str) -> Forked:
-    """A node of the own launcher, with one rank."""
-    own = (f"--node-rank={number}", "--nproc-per-node=1", "--master-addr=127.0.0.1")
-    saved = ("--json", str(folder / "report.json"))
-    return Forked(
-        ["run", *own, f"--master-port={port}", "--backend=gloo", "--timeout=60", *options, *saved],
-        {**os.environ, **BASE, **env},
-        folder=folder,
-        out=folder / f"out{number}",
-        err=folder / f"err{number}",
-    )
-
-
 @pytest.mark.parametrize("moment", ["sign-in", "round"])
 def test_all_say_that_node_0_was_stopped(tmp_path: Path, moment: str) -> None:
     """And not merely that they have lost it; its own report is there too."""
-    options, env, port = ["--nnodes=3", "--select=ranks"], {}, free_port()
+    nnodes, select, env, port = 3, "--select=ranks", dict[str, str](), free_port()
     waiting = tmp_path / "waiting"
     waiting.mkdir()
     if moment == "round":
-        options = ["--nnodes=2", "--select=ranks,collectives"]
+        nnodes, select = 2, "--select=ranks,collectives"
         env = {**broken("waits_in_all_reduce"), "TEST_WAITS": str(waiting)}
-    nodes = [node(tmp_path, number, port, *options, **env) for number in (0, 1)]
+    nodes = [node(tmp_path, number, port, select, nnodes=nnodes, **env) for number in (0, 1)]
     try:
         signed_in(port, 1)
         if moment == "round":

@@ -15,7 +15,7 @@ import pytest
 
 from nccl_doctor.gather.pauses import LEAST_S, TICK_S
 from tests.broken import broken
-from tests.ranks.ranks import BASE, descendants, free_port, signed_in
+from tests.ranks.ranks import descendants, free_port, node, signed_in
 from tests.support.forkserver import Forked
 from tests.support.waiting import until
 
@@ -23,18 +23,6 @@ pytestmark = pytest.mark.xdist_group("torch")
 
 WAIT_S = 60.0
 PAUSE_S = LEAST_S + 2 * TICK_S + 1
-
-
-def node(folder: Path, number: int, port: int, *options: str, **env: str) -> Forked:
-    own = ("--nnodes=2", f"--node-rank={number}", "--nproc-per-node=1", "--master-addr=127.0.0.1")
-    saved = ("--json", str(folder / "report.json"))
-    return Forked(
-        ["run", *own, f"--master-port={port}", "--backend=gloo", "--timeout=60", *options, *saved],
-        {**os.environ, **BASE, **env},
-        folder=folder,
-        out=folder / f"out{number}",
-        err=folder / f"err{number}",
-    )
 
 
 def stand_still(process: Forked) -> None:

@@ -104,7 +104,7 @@ def test_the_canary_sings() -> None:
 
 
 def test_no_line_is_put_together_by_hand() -> None:
-    """Who writes a command writes a literal, or gives each value of it to `shell`."""
+    """Commands in the source are literals, or give each value to `shell`."""
     wrong = [f"{path}:{line}" for path, tree in OURS.items() for line in _by_hand(path, tree)]
     assert wrong == []
 

@@ -12,7 +12,7 @@ from tests.support.waiting import comes, until
 
 TESTS = Path(__file__).resolve().parents[1]
 FOR_EVER_S = 10.0
-"""Whoever sleeps so long stands for something that hangs."""
+"""Seconds of a sleep from which on it stands for something that hangs."""
 
 
 def without_a_reason(path: Path) -> Iterator[str]:
