@@ -78,7 +78,7 @@ AGENT_NAME_MISLEADS = Kind(
     "not find rank 0.",
     fix=Fix(
         Step(
-            "# --local-addr ADDRESS",
+            shell("# --local-addr ADDRESS"),
             On.EVERY,
             note="in the line of torchrun, with an address of that host",
         )

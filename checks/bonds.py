@@ -54,6 +54,7 @@ from nccl_doctor.api import (
     Where,
     fill,
     look,
+    shell,
 )
 from nccl_doctor.toolkit.host import text_of
 from nccl_doctor.toolkit.net.interfaces import interfaces_above
@@ -66,8 +67,8 @@ MEMBER_DOWN = Kind(
     "A member of a bond is down",
     _LESS,
     Fix(
-        look("ethtool NIC", "check the cable, the transceiver and the switch port"),
-        look("cat /proc/net/bonding/NAME"),
+        look(shell("ethtool NIC"), "check the cable, the transceiver and the switch port"),
+        look(shell("cat /proc/net/bonding/NAME")),
     ),
     Severity.WARN,
 )
@@ -78,7 +79,7 @@ SPLIT = Kind(
     "Only one aggregate sends, the other members are idle: the switch does not answer with LACP on "
     "all ports, or these belong to different groups.",
     Fix(
-        look("cat /proc/net/bonding/NAME", "the aggregate of each member"),
+        look(shell("cat /proc/net/bonding/NAME"), "the aggregate of each member"),
         alternatives=[
             Fix(
                 text="put the switch ports of all members into one LACP group (MLAG on two "
@@ -95,8 +96,11 @@ SPEEDS_DIFFER = Kind(
     "Connections that are sent through the slow member take several times as long; with LACP the "
     "slow members are idle.",
     Fix(
-        look("ethtool NIC | grep -i speed", "check the cable and the switch port of the slow one"),
-        look("cat /proc/net/bonding/NAME"),
+        look(
+            shell("ethtool NIC | grep -i speed"),
+            "check the cable and the switch port of the slow one",
+        ),
+        look(shell("cat /proc/net/bonding/NAME")),
     ),
     Severity.WARN,
 )

@@ -55,6 +55,7 @@ from nccl_doctor.api import (
     Untested,
     Where,
     look,
+    shell,
 )
 from nccl_doctor.toolkit.gpu.dcgm import (
     UNWATCHED,
@@ -73,8 +74,8 @@ from nccl_doctor.toolkit.shared_kinds import GPU_UNHEALTHY, PCIE_ERRORS
 _RESERVE_S = 5.0
 _LIMIT_S = 10.0
 _FIX = Fix(
-    look("dcgmi health -c", "as it is now"),
-    look("dcgmi diag -r 2", "while no job uses the GPUs"),
+    look(shell("dcgmi health -c"), "as it is now"),
+    look(shell("dcgmi diag -r 2"), "while no job uses the GPUs"),
 )
 
 

@@ -69,7 +69,8 @@ NEEDS_MPI4PY = Kind(
     "DeepSpeed needs mpi4py, which is not installed",
     "If a launch variable is missing, DeepSpeed asks MPI for it; without mpi4py it ends at once.",
     Fix(
-        Step("pip install mpi4py", persists=True), alternatives=["start with torchrun or deepspeed"]
+        Step(shell("pip install mpi4py"), persists=True),
+        alternatives=["start with torchrun or deepspeed"],
     ),
     Severity.INFO,
 )

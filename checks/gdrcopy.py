@@ -49,6 +49,7 @@ from nccl_doctor.api import (
     Skip,
     Step,
     Where,
+    shell,
 )
 from nccl_doctor.toolkit.gpu.devices import host_gpus
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
@@ -61,8 +62,8 @@ MISSING = Kind(
     "GDRCopy is asked for, and its driver is not there",
     "NCCL silently goes on without GDRCopy: the setting has no effect.",
     Fix(
-        Step("modprobe gdrdrv", note="on the host itself; install gdrdrv-dkms before"),
-        alternatives=[Fix(Step("unset NCCL_GDRCOPY_ENABLE"))],
+        Step(shell("modprobe gdrdrv"), note="on the host itself; install gdrdrv-dkms before"),
+        alternatives=[Fix(Step(shell("unset NCCL_GDRCOPY_ENABLE")))],
     ),
     Severity.WARN,
 )
@@ -74,10 +75,11 @@ _ENABLE = "NCCL_GDRCOPY_ENABLE"
 _INTERNAL = "NCCL_GDRCOPY_USE_INTERNAL_DMABUF"
 _SINCE_INTERNAL = (2, 31)
 _DEVICE = "dev/gdrdrv"
-_WITHOUT = Fix(Step("unset NCCL_GDRCOPY_ENABLE"))
-_TO_A_CONTAINER = Fix(Step("# docker run --device /dev/gdrdrv"), alternatives=[_WITHOUT])
+_WITHOUT = Fix(Step(shell("unset NCCL_GDRCOPY_ENABLE")))
+_TO_A_CONTAINER = Fix(Step(shell("# docker run --device /dev/gdrdrv")), alternatives=[_WITHOUT])
 _OPEN = Fix(
-    Step("chmod 0666 /dev/gdrdrv", note="on the host itself, as root"), alternatives=[_WITHOUT]
+    Step(shell("chmod 0666 /dev/gdrdrv"), note="on the host itself, as root"),
+    alternatives=[_WITHOUT],
 )
 
 

@@ -62,6 +62,7 @@ from nccl_doctor.api import (
     export,
     look,
     odd_ones_out,
+    shell,
 )
 from nccl_doctor.toolkit.fabric.direct import (
     GpuDirectSeen,
@@ -77,7 +78,9 @@ from nccl_doctor.toolkit.gpu.devices import count_gpus, host_gpus
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 
 _PEERMEM = Step(
-    "modprobe nvidia_peermem", undo="modprobe -r nvidia_peermem", note="on the host itself"
+    shell("modprobe nvidia_peermem"),
+    undo=shell("modprobe -r nvidia_peermem"),
+    note="on the host itself",
 )
 MISSING = Kind(
     "gpudirect-rdma-missing",
@@ -91,11 +94,11 @@ MISSING = Kind(
     Severity.WARN,
 )
 _DRIVER = Fix(
-    Step("modprobe nvidia", note="on the host itself"),
-    look("dmesg | grep -i -e nvidia -e NVRM", "why the driver is not loaded"),
+    Step(shell("modprobe nvidia"), note="on the host itself"),
+    look(shell("dmesg | grep -i -e nvidia -e NVRM"), "why the driver is not loaded"),
 )
 _WITH_DMABUF = Fix(
-    Step("unset NCCL_DMABUF_ENABLE"),
+    Step(shell("unset NCCL_DMABUF_ENABLE")),
     alternatives=[Fix(_PEERMEM)],
 )
 _TO_SEE = (
@@ -119,7 +122,7 @@ ACS = Kind(
     "PCIe bridges above GPUs or NICs have ACS on",
     "Traffic from one device to another goes up to the root complex: it is slow, or never arrives.",
     Fix(
-        Step("# setpci -s ADDRESS ECAP_ACS+6.w=0000", note="as root, for each bridge"),
+        Step(shell("# setpci -s ADDRESS ECAP_ACS+6.w=0000"), note="as root, for each bridge"),
         alternatives=[Fix(text="turn ACS off in the BIOS"), *_TO_SEE],
     ),
     Severity.WARN,
@@ -130,7 +133,12 @@ UNREAD = Kind(
     "ACS of PCIe bridges could not be read",
     "With ACS, traffic from one device to another may be slow or never arrive; this run could "
     "not check that.",
-    Fix(look("lspci -vvv | grep -i acsctl", "as root: + after ReqRedir or CmpltRedir is ACS on")),
+    Fix(
+        look(
+            shell("lspci -vvv | grep -i acsctl"),
+            "as root: + after ReqRedir or CmpltRedir is ACS on",
+        )
+    ),
     Severity.INFO,
 )
 

@@ -47,6 +47,7 @@ from nccl_doctor.api import (
     Step,
     Where,
     number_range,
+    shell,
 )
 from nccl_doctor.toolkit.host import mounts, text_of
 from nccl_doctor.toolkit.hosts import is_namesake, published_address
@@ -58,8 +59,10 @@ HOSTNAME = Kind(
     "torchrun and gloo publish addresses by host name, NCCL tells hosts apart by name and boot "
     "id: ranks may connect to the wrong host.",
     Fix(
-        Step("# hostnamectl set-hostname NAME", note="each host needs its own", persists=True),
-        alternatives=[Fix(Step("# docker run --hostname NAME", note="in containers"))],
+        Step(
+            shell("# hostnamectl set-hostname NAME"), note="each host needs its own", persists=True
+        ),
+        alternatives=[Fix(Step(shell("# docker run --hostname NAME"), note="in containers"))],
     ),
     Severity.WARN,
 )
@@ -70,7 +73,7 @@ MACHINE_ID = Kind(
     "Cloned images cause this: DHCP may give both the same address, and logs mix them up.",
     Fix(
         Step(
-            "rm /etc/machine-id && systemd-machine-id-setup",
+            shell("rm /etc/machine-id && systemd-machine-id-setup"),
             note="on the clones; then reboot",
             persists=True,
         )

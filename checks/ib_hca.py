@@ -65,9 +65,9 @@ from nccl_doctor.toolkit.fabric.hca import HCA, HcaList, rdma_settings
 from nccl_doctor.toolkit.fabric.ports import rdma_ports, speaks_verbs
 
 _LIST = Fix(
-    look("ibv_devices", "the names"),
-    Step("# export NCCL_IB_HCA==DEVICE:NUMBER", note="with one of them, and its port"),
-    alternatives=[Fix(Step("unset NCCL_IB_HCA"))],
+    look(shell("ibv_devices"), "the names"),
+    Step(shell("# export NCCL_IB_HCA==DEVICE:NUMBER"), note="with one of them, and its port"),
+    alternatives=[Fix(Step(shell("unset NCCL_IB_HCA")))],
 )
 
 UNMATCHED = Kind(
@@ -88,7 +88,7 @@ PORT_DOWN = Kind(
     "NCCL_IB_HCA names a port that is not active",
     "NCCL silently ignores it; if no port is left, it uses sockets.",
     Fix(
-        look("ibstat", "bring the port up: cable, switch, subnet manager"),
+        look(shell("ibstat"), "bring the port up: cable, switch, subnet manager"),
         alternatives=["name another in NCCL_IB_HCA"],
     ),
     Severity.WARN,
@@ -98,7 +98,7 @@ OVERMATCH = Kind(
     Layer.ENV,
     "NCCL_IB_HCA also matches devices that it does not name",
     "Without `=` every name is a prefix: NCCL uses, or excludes, more devices than intended.",
-    Fix(Step("# export NCCL_IB_HCA==DEVICE:NUMBER", On.EVERY, note="whole names")),
+    Fix(Step(shell("# export NCCL_IB_HCA==DEVICE:NUMBER"), On.EVERY, note="whole names")),
     Severity.WARN,
 )
 

@@ -55,6 +55,7 @@ from nccl_doctor.api import (
     Step,
     Where,
     likely_address,
+    shell,
 )
 from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules, quote_hit
 from nccl_doctor.toolkit.firewall.rulesets import read_rules
@@ -69,7 +70,7 @@ IDLE_FORGOTTEN = Kind(
     title="A firewall forgets idle connections",
     why="A job that pauses longer than that loses its connections and hangs in the next "
     "collective until a time-out.",
-    fix=Fix(Step("sysctl -w net.netfilter.nf_conntrack_tcp_timeout_established=432000")),
+    fix=Fix(Step(shell("sysctl -w net.netfilter.nf_conntrack_tcp_timeout_established=432000"))),
     severity=Severity.WARN,
 )
 

@@ -55,6 +55,7 @@ from nccl_doctor.api import (
     Where,
     fill,
     host_labels,
+    shell,
 )
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.storage.examine import Place, examine, rounds_of
@@ -76,7 +77,7 @@ LEFT_OVER = path_kind(
     "The file of init_method is left over from an earlier run",
     "torch reads the addresses of that run from it: ranks connect to ports that nobody has, or "
     "wait.",
-    Fix(Step("# rm FILE", persists=True)),
+    Fix(Step(shell("# rm FILE"), persists=True)),
 )
 NOT_SHARED = path_kind(
     "init-file-not-shared",

@@ -54,6 +54,7 @@ from nccl_doctor.api import (
     Untested,
     odd_ones_out,
     place_of,
+    shell,
 )
 from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
@@ -65,8 +66,10 @@ IPC_NAMESPACE_SPLIT = Kind(
     why="NCCL connects ranks of one host through shared memory and handles that other containers "
     "cannot open.",
     fix=Fix(
-        Step("# docker run --ipc=host --pid=host"),
-        alternatives=[Fix(Step("# export NCCL_HOSTID=NAME", note="another one in each container"))],
+        Step(shell("# docker run --ipc=host --pid=host")),
+        alternatives=[
+            Fix(Step(shell("# export NCCL_HOSTID=NAME"), note="another one in each container"))
+        ],
     ),
 )
 

@@ -72,7 +72,11 @@ NETLINK = Kind(
     "NCCL and gloo call getifaddrs before anything else: gloo stops with `Permission denied`, NCCL "
     "with `no socket interface found` or a system error.",
     Fix(
-        Step("# docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined"),
+        Step(
+            shell(
+                "# docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined"
+            )
+        ),
         alternatives=["use a profile that allows AF_NETLINK"],
     ),
 )
@@ -82,7 +86,7 @@ PROCESSES = Kind(
     "The kernel refuses to hand files of one process to another",
     "torch shares CUDA tensors of expandable segments between processes in this way: `pidfd_getfd: "
     "Operation not permitted`.",
-    Fix(Step("# docker run --cap-add=SYS_PTRACE"), alternatives=[_NOT_EXPANDABLE]),
+    Fix(Step(shell("# docker run --cap-add=SYS_PTRACE")), alternatives=[_NOT_EXPANDABLE]),
     Severity.INFO,
     later=True,
 )
@@ -204,7 +208,7 @@ def _line(facts: Mapping[str, Any]) -> str:
 
 # Judging ------------------------------------------------------------------------------------------
 
-_TRACE = Fix(Step("sysctl -w kernel.yama.ptrace_scope=0", note="as root"))
+_TRACE = Fix(Step(shell("sysctl -w kernel.yama.ptrace_scope=0"), note="as root"))
 
 
 def _allow_netlink(facts: Mapping[str, Any]) -> str:
@@ -214,13 +218,15 @@ def _allow_netlink(facts: Mapping[str, Any]) -> str:
     if refused == "EACCES" and module.startswith("AppArmor"):
         profile = module.split()[1]
         if container == "docker":
-            return Fix(Step("# docker run --security-opt apparmor=unconfined"))
+            return Fix(Step(shell("# docker run --security-opt apparmor=unconfined")))
         note = f"after the line 'network netlink raw,' was added to it, the profile {profile}"
-        return Fix(Step("# apparmor_parser -r FILE", note=note, persists=True))
+        return Fix(Step(shell("# apparmor_parser -r FILE"), note=note, persists=True))
     if refused == "EACCES" and module:
         if container:
             return Fix(Step(shell("# {} run --security-opt label=disable", container)))
-        return Fix(look("ausearch -m avc -ts recent | audit2allow", "the rule that SELinux lacks"))
+        return Fix(
+            look(shell("ausearch -m avc -ts recent | audit2allow"), "the rule that SELinux lacks")
+        )
     if container == "kubernetes":
         return "securityContext: {seccompProfile: {type: Unconfined}} in the spec of the pod"
     if container:
@@ -235,8 +241,8 @@ def _not_handed_over(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> 
     scope = next((each for each in facts["guards"] if each.startswith("Yama")), "")
     ways = {
         "kubernetes": "securityContext: {capabilities: {add: [SYS_PTRACE]}} of the container",
-        "docker": Fix(Step("# docker run --cap-add=SYS_PTRACE")),
-        "podman": Fix(Step("# podman run --cap-add=SYS_PTRACE")),
+        "docker": Fix(Step(shell("# docker run --cap-add=SYS_PTRACE"))),
+        "podman": Fix(Step(shell("# podman run --cap-add=SYS_PTRACE"))),
     }
     way = ways.get(facts["container"], _TRACE if scope else "")
     first = way if isinstance(way, Fix) else Fix(text=way)

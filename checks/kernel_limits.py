@@ -83,13 +83,16 @@ PORTS_EXHAUSTED = Kind(
     delays=True,  # those in TIME_WAIT come free again, one after the other
 )
 _FREE_PORTS = Fix(
-    look("ss -Htan | awk '{print $1}' | sort | uniq -c", "what takes them; TIME-WAIT ends in 60 s"),
-    look("ss -tanp", "which process"),
+    look(
+        shell("ss -Htan | awk '{{print $1}}' | sort | uniq -c"),
+        "what takes them; TIME-WAIT ends in 60 s",
+    ),
+    look(shell("ss -tanp"), "which process"),
     alternatives=[
         Fix(
             Step(
-                "sysctl -w net.ipv4.tcp_tw_reuse=1",
-                undo="sysctl -w net.ipv4.tcp_tw_reuse=2",
+                shell("sysctl -w net.ipv4.tcp_tw_reuse=1"),
+                undo=shell("sysctl -w net.ipv4.tcp_tw_reuse=2"),
                 note="if most are in TIME-WAIT",
             )
         )

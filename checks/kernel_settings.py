@@ -39,6 +39,7 @@ from typing import Any
 from nccl_doctor.api import (
     Check,
     Cluster,
+    Command,
     Context,
     Figure,
     Finding,
@@ -128,7 +129,7 @@ def _fix(name: str, usual: str | None, values: Collection[str]) -> str:
         note = f"one of {', '.join(sorted(values))}, the same on every host"
         return Fix(Step(shell("# {}", shell(command, "NAME")), On.EVERY, note=note))
     (old, *more) = sorted({*values} - {usual})
-    return Fix(Step(shell(command, usual), undo="" if more else shell(command, old)))
+    return Fix(Step(shell(command, usual), undo=Command() if more else shell(command, old)))
 
 
 def _value(path: Path) -> str:

@@ -108,7 +108,11 @@ RUN_ID = Kind(
     Layer.LAUNCH,
     "Hosts belong to different torchrun jobs",
     "torchrun keeps jobs apart by --rdzv-id: hosts with different ones never meet.",
-    Fix(Step("# --rdzv-id NAME", On.EVERY, note="in the line of torchrun, the same everywhere")),
+    Fix(
+        Step(
+            shell("# --rdzv-id NAME"), On.EVERY, note="in the line of torchrun, the same everywhere"
+        )
+    ),
 )
 NOT_SET = Kind(
     MASTER_NOT_SET,
@@ -119,11 +123,13 @@ NOT_SET = Kind(
     "no change, but may meet at another address than the one examined.",
     Fix(
         Step(
-            'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) '
-            "MASTER_PORT=29500",
+            shell(
+                'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) '
+                "MASTER_PORT=29500"
+            ),
             note="before srun",
         ),
-        alternatives=[Fix(Step("# mpirun -x MASTER_ADDR=ADDRESS -x MASTER_PORT=29500"))],
+        alternatives=[Fix(Step(shell("# mpirun -x MASTER_ADDR=ADDRESS -x MASTER_PORT=29500")))],
     ),
     Severity.INFO,
 )
@@ -139,7 +145,7 @@ INDEPENDENT = Kind(
         alternatives=[
             Fix(
                 Step(
-                    "# srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES",
+                    shell("# srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES"),
                     note="for one job of all hosts",
                 )
             )
@@ -155,7 +161,7 @@ BACKEND = Kind(
     "fails, or waits until its time-out.",
     Fix(
         Step(
-            "# --backend NAME",
+            shell("# --backend NAME"),
             On.EVERY,
             note="the same everywhere, the one that the job's init_process_group names",
         )

@@ -84,8 +84,10 @@ COLLIDE = Kind(
     "The wheel that was installed last wins, and uninstalling the other one removes the file of "
     "both.",
     Fix(
-        Step("# pip uninstall -y NAME", note="every wheel that owns the file", persists=True),
-        Step("# pip install NAME", note="the one for torch's CUDA", persists=True),
+        Step(
+            shell("# pip uninstall -y NAME"), note="every wheel that owns the file", persists=True
+        ),
+        Step(shell("# pip install NAME"), note="the one for torch's CUDA", persists=True),
     ),
     Severity.WARN,
 )
@@ -101,7 +103,7 @@ REPLACED = Kind(
     "It may lack functions that torch was built against, or give other results than on other "
     "ranks.",
     Fix(
-        Step("unset LD_PRELOAD"),
+        Step(shell("unset LD_PRELOAD")),
         alternatives=["take the folder of the other library out of LD_LIBRARY_PATH"],
     ),
     Severity.WARN,
@@ -112,7 +114,7 @@ TWICE = Kind(
     "Two copies of one library are loaded in one process",
     "Each copy has its own state, and which of them serves a call is chance.",
     Fix(
-        Step("unset LD_PRELOAD"),
+        Step(shell("unset LD_PRELOAD")),
         alternatives=["take the folder of one out of LD_LIBRARY_PATH, or uninstall it"],
     ),
     Severity.WARN,
@@ -219,7 +221,7 @@ def _shared(files: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
             evidence=dict(shared),
             fix=Fix(
                 Step(shell("pip uninstall -y {:name}", names), persists=True),
-                Step("# pip install NAME", note="the one for torch's CUDA", persists=True),
+                Step(shell("# pip install NAME"), note="the one for torch's CUDA", persists=True),
             ),
         )
 
@@ -282,7 +284,7 @@ def _replaced(group: Sequence[_Seen]) -> Iterator[Finding]:
             name, version, by = library["library"], library["version"], library["from"]
             listed = library["wheel"].rpartition(" ")[2]
             fine = _same(listed, version) or release(version) > release(listed)
-            fix: str = Fix(Step("unset LD_PRELOAD"))
+            fix: str = Fix(Step(shell("unset LD_PRELOAD")))
             if by.startswith("LD_LIBRARY_PATH="):
                 fix = f"take {library['path'].rpartition('/')[0]} out of LD_LIBRARY_PATH"
             elif not by.startswith("LD_PRELOAD="):

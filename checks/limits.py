@@ -68,6 +68,7 @@ from nccl_doctor.api import (
     Untested,
     Where,
     master_host,
+    shell,
 )
 from nccl_doctor.toolkit.cgroup import cgroup_limits
 from nccl_doctor.toolkit.fabric.ports import rdma_ports
@@ -131,7 +132,7 @@ STACK = Kind(
     "when a communicator is made. NCCL 2.28 and newer make their stacks large enough.",
     fix=Fix(
         Step(
-            "ulimit -s 8192",
+            shell("ulimit -s 8192"),
             note="before the launch; unlimited makes the stacks of threads smaller: 2 MiB",
         ),
         alternatives=["install NCCL 2.28.3 or newer"],

@@ -55,6 +55,7 @@ from nccl_doctor.api import (
     Skip,
     Where,
     look,
+    shell,
 )
 
 FLAPPED = Kind(
@@ -63,7 +64,7 @@ FLAPPED = Kind(
     "A link has gone down much more often than those of the other hosts",
     "A link that goes down now and then ends a job after hours, with error 12 or a time-out.",
     Fix(
-        look("dmesg -T | grep -i link", "shows when; so does the log of the switch"),
+        look(shell("dmesg -T | grep -i link"), "shows when; so does the log of the switch"),
         alternatives=["clean or replace cable and transceiver, then try another switch port"],
     ),
     Severity.INFO,

@@ -62,6 +62,7 @@ from nccl_doctor.api import (
     fill_each,
     host_labels,
     look,
+    shell,
 )
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.nccl.survey import other_answers
@@ -88,9 +89,9 @@ LINK_LOSSY = Kind(
     "TCP segments are lost on a link",
     "TCP waits 0.2 s and more for each of them, so collectives crawl, or hang until a time-out",
     Fix(
-        look("ethtool -S NIC | grep -i -e err -e drop -e crc"),
-        look("ip -s link show NIC", "replace the cable or transceiver where errors grow"),
-        look("nstat -az TcpRetransSegs"),
+        look(shell("ethtool -S NIC | grep -i -e err -e drop -e crc")),
+        look(shell("ip -s link show NIC"), "replace the cable or transceiver where errors grow"),
+        look(shell("nstat -az TcpRetransSegs")),
         alternatives=[Fix(text="look at the counters of the switch ports")],
     ),
     Severity.WARN,

@@ -84,7 +84,7 @@ NOT_SHARED = Kind(
     "The other hosts connect to themselves or get no answer; rank 0 waits until its time-out.",
     Fix(
         Step(
-            "# export MASTER_ADDR=ADDRESS",
+            shell("# export MASTER_ADDR=ADDRESS"),
             On.EVERY,
             note="of rank 0's host, on the network that the hosts share",
         )

@@ -47,6 +47,7 @@ from nccl_doctor.api import (
     Step,
     Where,
     master_host,
+    shell,
 )
 from nccl_doctor.toolkit.relaunch import start_with
 
@@ -56,7 +57,7 @@ MASTER_PORT = Kind(
     "Hosts look for rank 0 at different ports",
     "Where nothing listens, connections are refused or time out, and the host never joins the "
     "others.",
-    Fix(Step("export MASTER_PORT=29500", On.EVERY, note="one port for all hosts")),
+    Fix(Step(shell("export MASTER_PORT=29500"), On.EVERY, note="one port for all hosts")),
 )
 
 

@@ -47,6 +47,7 @@ from nccl_doctor.api import (
     Untested,
     Where,
     look,
+    shell,
 )
 from nccl_doctor.toolkit.cgroup import (
     MemoryKills,
@@ -69,7 +70,7 @@ MEMORY_LIMIT_LOW = Kind(
 )
 LACKS = MEMORY_LIMIT_LOW.variant(
     fix=Fix(
-        look("ps aux --sort=-rss | head", "end what should not be there"),
+        look(shell("ps aux --sort=-rss | head"), "end what should not be there"),
         alternatives=["start fewer ranks on the host"],
     ),
 )

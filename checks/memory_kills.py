@@ -49,6 +49,7 @@ from nccl_doctor.api import (
     Untested,
     Where,
     look,
+    shell,
 )
 from nccl_doctor.toolkit.cgroup import memory_kills
 from nccl_doctor.toolkit.raise_limits import MORE_MEMORY
@@ -62,7 +63,7 @@ KILLED = Kind(
 )
 
 _WHOLE_MACHINE = Fix(
-    look("dmesg -T | grep -i 'killed process'", "which one and why"),
+    look(shell("dmesg -T | grep -i 'killed process'"), "which one and why"),
     alternatives=["end other programs on the host, or start fewer ranks there"],
 )
 _ROUND = "late"

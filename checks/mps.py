@@ -59,12 +59,13 @@ from nccl_doctor.api import (
     Skip,
     Step,
     Where,
+    shell,
 )
 from nccl_doctor.toolkit.gpu.devices import EXCLUSIVE_PROCESS, host_gpus
 from nccl_doctor.toolkit.gpu.mps import serves_here
 from nccl_doctor.toolkit.host import is_first_namespace, text_of
 
-_QUIT = Fix(Step("echo quit | nvidia-cuda-mps-control", note="ends MPS"))
+_QUIT = Fix(Step(shell("echo quit | nvidia-cuda-mps-control"), note="ends MPS"))
 ACTIVE = Kind(
     "mps-active",
     Layer.DEVICE,
@@ -96,10 +97,10 @@ NOT_REACHED = Kind(
     "In compute mode Exclusive Process only the MPS server may use a GPU: CUDA fails with `all "
     "CUDA-capable devices are busy or unavailable`.",
     Fix(
-        Step("# export CUDA_MPS_PIPE_DIRECTORY=FOLDER", note="as the MPS daemon has it"),
+        Step(shell("# export CUDA_MPS_PIPE_DIRECTORY=FOLDER"), note="as the MPS daemon has it"),
         alternatives=[
             "in a container: mount that folder",
-            Fix(*_QUIT.steps, Step("nvidia-smi -c DEFAULT", note="as root")),
+            Fix(*_QUIT.steps, Step(shell("nvidia-smi -c DEFAULT"), note="as root")),
         ],
     ),
     Severity.WARN,

@@ -59,6 +59,7 @@ from nccl_doctor.api import (
     Untested,
     look,
     place_of,
+    shell,
 )
 from nccl_doctor.toolkit.groups.attempts import attempt_deadline
 from nccl_doctor.toolkit.groups.exercise import Exercise
@@ -73,9 +74,9 @@ FAILED = Kind(
     "NCCL's own diagnostics report a broken path between GPUs",
     "NCCL would copy data between these GPUs directly, and its test of that path failed.",
     Fix(
-        look("nvidia-smi nvlink -e"),
-        look("nvidia-smi topo -p2p r"),
-        look("dmesg | tail", "the kernel log"),
+        look(shell("nvidia-smi nvlink -e")),
+        look(shell("nvidia-smi topo -p2p r")),
+        look(shell("dmesg | tail"), "the kernel log"),
     ),
     Severity.WARN,
 )

@@ -70,8 +70,8 @@ COLLIDE = Kind(
     "Wheels of NCCL for different CUDA versions own one file: the last one wins, and uninstalling "
     "the other one removes the file of both.",
     Fix(
-        Step("# pip uninstall -y NAME", note="every wheel of NCCL", persists=True),
-        Step("# pip install NAME", note="the one for torch's CUDA", persists=True),
+        Step(shell("# pip uninstall -y NAME"), note="every wheel of NCCL", persists=True),
+        Step(shell("# pip install NAME"), note="the one for torch's CUDA", persists=True),
     ),
     Severity.WARN,
 )
@@ -82,7 +82,7 @@ REPLACED = Kind(
     "Different NCCL versions on different ranks refuse each other or hang; an older one may lack "
     "functions that torch was built against.",
     Fix(
-        Step("unset LD_PRELOAD"),
+        Step(shell("unset LD_PRELOAD")),
         alternatives=["take the folder of the other libnccl out of LD_LIBRARY_PATH"],
     ),
     Severity.WARN,
@@ -213,7 +213,7 @@ def _replaced(
     folder = loaded["path"].rpartition("/")[0]
     fix: str = what_loads("libnccl")
     if "LD_PRELOAD" in unset:
-        fix = Fix(Step("unset LD_PRELOAD"))
+        fix = Fix(Step(shell("unset LD_PRELOAD")))
     if "LD_LIBRARY_PATH" in unset:
         fix = f"take {folder} out of LD_LIBRARY_PATH"
     yield Finding(

@@ -60,6 +60,7 @@ from nccl_doctor.api import (
     Step,
     Where,
     export,
+    shell,
 )
 from nccl_doctor.toolkit.gpu.devices import host_gpus
 from nccl_doctor.toolkit.gpu.driver import driver_branch
@@ -76,7 +77,7 @@ BLOCKED = Kind(
     "fail at start-up if GPUs cannot access each other directly, later ones fall back to /dev/shm.",
     Fix(
         export(NCCL_CUMEM_HOST_ENABLE="0"),
-        alternatives=[Fix(Step("# docker run --cap-add SYS_NICE"))],
+        alternatives=[Fix(Step(shell("# docker run --cap-add SYS_NICE")))],
     ),
     Severity.WARN,
 )

@@ -50,6 +50,7 @@ from nccl_doctor.api import (
     Where,
     likely_address,
     look,
+    shell,
 )
 from nccl_doctor.toolkit.c10d import AGENT_NAMES, first_agent
 from nccl_doctor.toolkit.firewall.netfilter import quote_hit
@@ -65,9 +66,14 @@ OWN_ADDRESS_BLOCKED = Kind(
     title="A host cannot reach itself at its own address",
     why="Ranks on one host connect to each other at that address, through the loopback interface.",
     fix=Fix(
-        Step("nft insert rule inet filter input iif lo accept"),
+        Step(shell("nft insert rule inet filter input iif lo accept")),
         alternatives=[
-            Fix(Step("iptables -I INPUT -i lo -j ACCEPT", undo="iptables -D INPUT -i lo -j ACCEPT"))
+            Fix(
+                Step(
+                    shell("iptables -I INPUT -i lo -j ACCEPT"),
+                    undo=shell("iptables -D INPUT -i lo -j ACCEPT"),
+                )
+            )
         ],
     ),
 )
@@ -76,9 +82,13 @@ NO_WAY = OWN_ADDRESS_BLOCKED.variant(
     why="Ranks on one host connect to each other at that address, through the loopback interface: "
     "where it is down, they are lost, or the kernel answers Network is unreachable.",
     fix=Fix(
-        Step("ip link set lo up", undo="ip link set lo down"),
+        Step(shell("ip link set lo up"), undo=shell("ip link set lo down")),
         alternatives=[
-            Fix(look("ip route show table local", "if it is up: this has to list the address"))
+            Fix(
+                look(
+                    shell("ip route show table local"), "if it is up: this has to list the address"
+                )
+            )
         ],
     ),
 )

@@ -46,6 +46,7 @@ from typing import Any, TypedDict
 from nccl_doctor.api import (
     Check,
     Cluster,
+    Command,
     Confidence,
     Context,
     Finding,
@@ -84,10 +85,10 @@ FAMILIES_DIFFER = Kind(
     "differ: ss1.ss_family == ss2.ss_family. 2 vs 10.",
     fix=Fix(
         Step(
-            "# export GLOO_SOCKET_IFNAME=NIC",
+            shell("# export GLOO_SOCKET_IFNAME=NIC"),
             On.EVERY,
             note="gloo takes the first address of it, IPv4 before IPv6",
-            undo="unset GLOO_SOCKET_IFNAME",
+            undo=shell("unset GLOO_SOCKET_IFNAME"),
         ),
         alternatives=["put the IPv4 addresses of the hosts into /etc/hosts, before IPv6 ones"],
     ),
@@ -193,8 +194,8 @@ def _published(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterat
             Step(
                 shell("export GLOO_SOCKET_IFNAME={}", nic[0])
                 if nic
-                else "# export GLOO_SOCKET_IFNAME=NIC",
-                undo="unset GLOO_SOCKET_IFNAME" if nic else "",
+                else shell("# export GLOO_SOCKET_IFNAME=NIC"),
+                undo=shell("unset GLOO_SOCKET_IFNAME") if nic else Command(),
                 note="" if nic else "with the interface that leads to the other hosts",
             ),
             alternatives=others,

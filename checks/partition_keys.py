@@ -80,11 +80,11 @@ EMPTY = Kind(
     "NCCL does not look for another one: ibv_modify_qp fails, or nothing arrives, when the first "
     "ranks connect.",
     Fix(
-        Step("unset NCCL_IB_PKEY"),
+        Step(shell("unset NCCL_IB_PKEY")),
         alternatives=[
             Fix(
                 look(
-                    "cat /sys/class/infiniband/*/ports/*/pkeys/*",
+                    shell("cat /sys/class/infiniband/*/ports/*/pkeys/*"),
                     "set it to the index of the job's partition",
                 )
             )
@@ -98,7 +98,7 @@ DIFFERS = Kind(
     "A port drops what comes from another partition: the first communicator ends with error 12.",
     Fix(
         look(
-            "cat /sys/class/infiniband/*/ports/*/pkeys/*",
+            shell("cat /sys/class/infiniband/*/ports/*/pkeys/*"),
             "set NCCL_IB_PKEY on each host to the index of the job's partition",
             on=On.EVERY,
         ),

@@ -45,6 +45,7 @@ from nccl_doctor.api import (
     Where,
     number_range,
     odd_ones_out,
+    shell,
 )
 
 NPROC = Kind(
@@ -52,7 +53,13 @@ NPROC = Kind(
     Layer.RANKS,
     "Hosts run different numbers of ranks",
     "torch allows it; code that computes the host as rank // ranks-per-host breaks.",
-    Fix(Step("# --nproc-per-node NUMBER", On.EVERY, note="the same, unless it is meant otherwise")),
+    Fix(
+        Step(
+            shell("# --nproc-per-node NUMBER"),
+            On.EVERY,
+            note="the same, unless it is meant otherwise",
+        )
+    ),
     Severity.INFO,
 )
 WRONG_SUM = NPROC.variant(

@@ -63,6 +63,7 @@ from nccl_doctor.api import (
     Where,
     fill,
     look,
+    shell,
 )
 from nccl_doctor.toolkit.fabric.counters import counters_full, counters_risen, error_counters
 
@@ -72,7 +73,7 @@ RISING = Kind(
     "Error counters of an RDMA port are rising",
     "Packets are lost or sent again: collectives slow down, and end with error 12 if it continues.",
     Fix(
-        look("mlxlink -d DEVICE", "the state of the link"),
+        look(shell("mlxlink -d DEVICE"), "the state of the link"),
         alternatives=[Fix(text="clean or replace cable and transceiver, try another switch port")],
     ),
     Severity.WARN,
@@ -86,7 +87,7 @@ FULL = Kind(
     "maximum.",
     Fix(
         Step(
-            "# perfquery -C DEVICE -P NUMBER -R",
+            shell("# perfquery -C DEVICE -P NUMBER -R"),
             note="as root; then run nccl-doctor again",
             persists=True,
         )

@@ -53,6 +53,7 @@ from nccl_doctor.api import (
     Severity,
     Step,
     Where,
+    shell,
 )
 from nccl_doctor.toolkit.privileges import in_user_namespace
 
@@ -63,16 +64,23 @@ REMOVED = Kind(
     "logind removes them when the user's last session on the host ends, though the job runs on: "
     "DataLoader workers and NCCL then fail to open them.",
     Fix(
-        Step("# loginctl enable-linger NAME", undo="# loginctl disable-linger NAME", persists=True),
+        Step(
+            shell("# loginctl enable-linger NAME"),
+            undo=shell("# loginctl disable-linger NAME"),
+            persists=True,
+        ),
         alternatives=[
             Fix(
                 Step(
-                    "printf '[Login]\\nRemoveIPC=no\\n' > /etc/systemd/logind.conf.d/keep-ipc.conf",
-                    undo="rm /etc/systemd/logind.conf.d/keep-ipc.conf",
+                    shell(
+                        "printf '[Login]\\nRemoveIPC=no\\n' "
+                        "> /etc/systemd/logind.conf.d/keep-ipc.conf"
+                    ),
+                    undo=shell("rm /etc/systemd/logind.conf.d/keep-ipc.conf"),
                     note="as root",
                     persists=True,
                 ),
-                Step("systemctl restart systemd-logind", persists=True),
+                Step(shell("systemctl restart systemd-logind"), persists=True),
             )
         ],
     ),

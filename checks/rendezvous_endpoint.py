@@ -77,7 +77,7 @@ RDZV_ENDPOINT_UNHOSTED = Kind(
     "hosts end with RendezvousConnectionError after a minute or two.",
     fix=Fix(
         Step(
-            "# --rdzv-conf is_host=true",
+            shell("# --rdzv-conf is_host=true"),
             note="in the line of torchrun, on the host of the endpoint",
         ),
         alternatives=["give its address as endpoint"],
@@ -90,7 +90,7 @@ RDZV_ENDPOINT_AMBIGUOUS = Kind(
     why="Each serves its own store and waits there for the others until the join time-out.",
     fix=Fix(
         Step(
-            "# --rdzv-endpoint ADDRESS:29500",
+            shell("# --rdzv-endpoint ADDRESS:29500"),
             On.EVERY,
             note="in the line of torchrun, the same everywhere, of one of the hosts",
         )
@@ -107,7 +107,7 @@ AGENT_NAMELESS = Kind(
         alternatives=[
             Fix(
                 Step(
-                    "# --rdzv-conf is_host=true",
+                    shell("# --rdzv-conf is_host=true"),
                     note="in the line of torchrun, on the host of the endpoint; "
                     "is_host=false on the others",
                 )

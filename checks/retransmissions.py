@@ -53,6 +53,7 @@ from nccl_doctor.api import (
     Untested,
     Where,
     look,
+    shell,
 )
 from nccl_doctor.toolkit.net.tcp_counters import AGAIN, LAST, SENT, read_tcp_counters, tcp_rises
 from nccl_doctor.toolkit.peers.loss import read_losses
@@ -65,10 +66,13 @@ HIGH = Kind(
     "counters are those of all its programs.",
     Fix(
         look(
-            "nstat -az TcpRetransSegs TcpExtTCPTimeouts",
+            shell("nstat -az TcpRetransSegs TcpExtTCPTimeouts"),
             "type it twice, while nothing else runs on the host",
         ),
-        look("ethtool -S NIC | grep -i err", "if they still grow; then its cable and switch port"),
+        look(
+            shell("ethtool -S NIC | grep -i err"),
+            "if they still grow; then its cable and switch port",
+        ),
     ),
     Severity.INFO,
 )

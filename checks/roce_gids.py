@@ -63,6 +63,7 @@ from nccl_doctor.api import (
     Where,
     look,
     odd_ones_out,
+    shell,
 )
 from nccl_doctor.toolkit.fabric.gids import (
     GID_SETTINGS,
@@ -86,8 +87,8 @@ EMPTY = Kind(
     "NCCL_IB_GID_INDEX points to an empty entry",
     "NCCL does not look for another entry: ibv_modify_qp fails when the first ranks connect.",
     Fix(
-        Step("unset NCCL_IB_GID_INDEX", note="NCCL 2.21.5 or later finds the GID"),
-        alternatives=[Fix(look("show_gids", "set the index of v2 and the IPv4 address"))],
+        Step(shell("unset NCCL_IB_GID_INDEX"), note="NCCL 2.21.5 or later finds the GID"),
+        alternatives=[Fix(look(shell("show_gids"), "set the index of v2 and the IPv4 address"))],
     ),
 )
 MISSING = Kind(
@@ -97,8 +98,8 @@ MISSING = Kind(
     "RoCE v1 and link-local GIDs (fe80::, 169.254.x.x) are not routed, and do not connect to the "
     "GIDs that NCCL looks for: NCCL fails with error 12.",
     Fix(
-        look("show_gids", "give the interface its IPv4 address"),
-        Step("unset NCCL_IB_GID_INDEX", note="or point it at that entry"),
+        look(shell("show_gids"), "give the interface its IPv4 address"),
+        Step(shell("unset NCCL_IB_GID_INDEX"), note="or point it at that entry"),
     ),
     Severity.WARN,
 )
@@ -110,8 +111,8 @@ DIFFERS = Kind(
     "Hosts would use different kinds of GID",
     "RoCE v1 and v2, or IPv4 and IPv6, do not connect to each other: NCCL fails with error 12.",
     Fix(
-        look("show_gids", "give the interface its IPv4 address"),
-        Step("unset NCCL_IB_GID_INDEX", On.EVERY),
+        look(shell("show_gids"), "give the interface its IPv4 address"),
+        Step(shell("unset NCCL_IB_GID_INDEX"), On.EVERY),
     ),
 )
 
@@ -317,8 +318,8 @@ def _missing(facts: Mapping[str, Any]) -> Kind:
     return MISSING.variant(
         title=f"NCCL would not use a {wanted} GID, which its settings ask for",
         fix=Fix(
-            look("show_gids", f"or point NCCL_IB_GID_INDEX at an entry with {wanted}"),
-            Step("unset NCCL_IB_ADDR_FAMILY NCCL_IB_ROCE_VERSION_NUM", On.EVERY),
+            look(shell("show_gids"), f"or point NCCL_IB_GID_INDEX at an entry with {wanted}"),
+            Step(shell("unset NCCL_IB_ADDR_FAMILY NCCL_IB_ROCE_VERSION_NUM"), On.EVERY),
         ),
     )
 
@@ -331,7 +332,7 @@ def _fix(facts: Mapping[str, Any], picks: Mapping[str, PickedGid]) -> str:
         return ""
     good = _good(ports[local[0]], facts)[0]["address"]
     return Fix(
-        Step("# export NCCL_IB_ADDR_RANGE=ADDRESS", On.EVERY, note=f"the network of {good}"),
+        Step(shell("# export NCCL_IB_ADDR_RANGE=ADDRESS"), On.EVERY, note=f"the network of {good}"),
         alternatives=["take the 169.254 address off the interface"],
     )
 

@@ -45,6 +45,7 @@ from typing import Any, TypedDict
 from nccl_doctor.api import (
     Check,
     Cluster,
+    Command,
     Confidence,
     Context,
     Finding,
@@ -76,7 +77,7 @@ RP_FILTER_STRICT = Kind(
     title="The reverse path filter is strict, and answers leave by another interface",
     why="The kernel drops what arrives on the interface through which it would not answer: "
     "connections to that address get no answer.",
-    fix=Fix(Step("sysctl -w net.ipv4.conf.all.rp_filter=2")),
+    fix=Fix(Step(shell("sysctl -w net.ipv4.conf.all.rp_filter=2"))),
     severity=Severity.WARN,
 )
 
@@ -232,7 +233,7 @@ def _fix(strict: Mapping[str, Collection[str]], nic: str) -> Fix:
         Step(
             shell("{}=2", setting),
             (host,),
-            undo="" if each == "all" else shell("{}=1", setting),
+            undo=Command() if each == "all" else shell("{}=1", setting),
             note="loose; as root",
         )
         for host, nics in strict.items()

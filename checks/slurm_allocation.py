@@ -60,7 +60,9 @@ from nccl_doctor.toolkit.net.names import LookUp, look_up
 from nccl_doctor.toolkit.relaunch import start_with
 from nccl_doctor.toolkit.slurm import address_of, slurm_hosts
 
-_FIRST = Step('export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')
+_FIRST = Step(
+    shell('export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')
+)
 MASTER_OUTSIDE_ALLOCATION = Kind(
     code="master-outside-allocation",
     layer=Layer.LAUNCH,
@@ -76,8 +78,8 @@ NNODES_BEYOND = Kind(
     why="All allocated hosts are here, and no other one can come: every rank waits for its "
     "time-out.",
     fix=Fix(
-        Step("# --nnodes=$SLURM_NNODES", On.EVERY),
-        alternatives=[Fix(Step("# sbatch --nodes NODES", note=_MORE))],
+        Step(shell("# --nnodes=$SLURM_NNODES"), On.EVERY),
+        alternatives=[Fix(Step(shell("# sbatch --nodes NODES"), note=_MORE))],
     ),
 )
 LOOK_UP_S = 2.0

@@ -62,7 +62,7 @@ from nccl_doctor.api import (
 
 def _another(which: str) -> Step:
     """The step that names another folder."""
-    return Step("# export TMPDIR=FOLDER", undo="unset TMPDIR", note=f"one {which}")
+    return Step(shell("# export TMPDIR=FOLDER"), undo=shell("unset TMPDIR"), note=f"one {which}")
 
 
 TEMP_DIR_UNWRITABLE = Kind(
@@ -77,7 +77,7 @@ NO_ROOM = TEMP_DIR_UNWRITABLE.variant(
     why="torch.compile, Triton and DataLoader workers keep files there, and end with `No space "
     "left on device`.",
     fix=Fix(
-        look("du -xsh /tmp/* | sort -h | tail", "remove what is not needed"),
+        look(shell("du -xsh /tmp/* | sort -h | tail"), "remove what is not needed"),
         alternatives=[Fix(_another("with room"))],
     ),
 )
@@ -142,7 +142,7 @@ class TempDir(Check):
                     Where(hosts=(item.host.label,)),
                     {"folder": crumb["folder"], "state": end.state, "wchan": end.wchan},
                     fix=Fix(
-                        look("dmesg | tail", "why the disk or file server does not answer"),
+                        look(shell("dmesg | tail"), "why the disk or file server does not answer"),
                         alternatives=[Fix(_another("on a local disk"))],
                     ),
                 )

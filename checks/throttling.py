@@ -78,9 +78,14 @@ CPU_THROTTLED = Kind(
     Fix(
         export(OMP_NUM_THREADS="1"),
         alternatives=[
-            Fix(Step("# docker update --cpus=NUMBER NAME")),
+            Fix(Step(shell("# docker update --cpus=NUMBER NAME"))),
             "more of resources.limits.cpu in Kubernetes",
-            Fix(Step("# systemctl set-property --runtime NAME CPUQuota=", note="NAME is the unit")),
+            Fix(
+                Step(
+                    shell("# systemctl set-property --runtime NAME CPUQuota="),
+                    note="NAME is the unit",
+                )
+            ),
         ],
     ),
     Severity.WARN,

@@ -43,6 +43,7 @@ from nccl_doctor.api import (
     Layer,
     Scope,
     Step,
+    shell,
 )
 from nccl_doctor.toolkit.load_torch import load_torch
 from nccl_doctor.toolkit.shortage import is_of_memory
@@ -55,7 +56,9 @@ MISSING = Kind(
     "out",
     fix="activate the environment that the job runs in, or install nccl-doctor into it",
 )
-_AGAIN = Fix(Step("pip install --force-reinstall torch", note="in that environment", persists=True))
+_AGAIN = Fix(
+    Step(shell("pip install --force-reinstall torch"), note="in that environment", persists=True)
+)
 
 
 class TorchImportFacts(TypedDict):

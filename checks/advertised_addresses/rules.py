@@ -24,11 +24,11 @@ from nccl_doctor.toolkit.peers.matrix import PeerCall, outcome_of, sure_attempts
 
 _NOTE = "its own on every host, on the network of the job"
 _OF_OTHERS = Fix(
-    Step("# export SGLANG_HOST_IP=ADDRESS", note="SGLang"),
-    Step("# ray start --node-ip-address=ADDRESS", note="Ray"),
+    Step(shell("# export SGLANG_HOST_IP=ADDRESS"), note="SGLang"),
+    Step(shell("# ray start --node-ip-address=ADDRESS"), note="Ray"),
 )
 _OWN = Fix(
-    Step("# export VLLM_HOST_IP=ADDRESS", On.EVERY, note=_NOTE),
+    Step(shell("# export VLLM_HOST_IP=ADDRESS"), On.EVERY, note=_NOTE),
     alternatives=[_OF_OTHERS],
 )
 

@@ -47,12 +47,14 @@ _HOT = {
 }
 """What holds clocks down on no healthy GPU; `ppt`, the power limit under load, is normal."""
 _LOOK = Fix(
-    look("amd-smi metric -g BUS_ID --temperature --power --clock"),
+    look(shell("amd-smi metric -g BUS_ID --temperature --power --clock")),
     alternatives=["look at fans, airflow and power"],
 )
-_RESET = Step("# amd-smi reset -g BUS_ID --gpureset", note="drain the host before", persists=True)
-_LOG = look("dmesg | grep amdgpu", "shows why")
-_XGMI_LOG = look("dmesg | grep -i xgmi")
+_RESET = Step(
+    shell("# amd-smi reset -g BUS_ID --gpureset"), note="drain the host before", persists=True
+)
+_LOG = look(shell("dmesg | grep amdgpu"), "shows why")
+_XGMI_LOG = look(shell("dmesg | grep -i xgmi"))
 _REBOOT = "reboot the host"
 _REPLACE = "if it comes back: replace it"
 
@@ -99,8 +101,8 @@ def troubles_of(gpu: Gpu, others: Sequence[Gpu], own: Collection[int]) -> Iterat
             f"its state is not known: reading the answer to {gpu['raised']['call']} ended with "
             f"{gpu['raised']['how']}",
             Fix(
-                look("amd-smi static -g BUS_ID"),
-                look("amd-smi metric -g BUS_ID"),
+                look(shell("amd-smi static -g BUS_ID")),
+                look(shell("amd-smi metric -g BUS_ID")),
                 alternatives=[BUNDLE],
             ),
             Severity.WARN,
@@ -174,7 +176,7 @@ def _memory_errors(gpu: Gpu) -> Iterator[Trouble]:
             f"{count} uncorrected ECC {'error' if count == 1 else 'errors'} since the driver was "
             "loaded",
             Fix(
-                look("amd-smi metric -g BUS_ID --ecc-blocks"),
+                look(shell("amd-smi metric -g BUS_ID --ecc-blocks")),
                 _RESET,
                 alternatives=[_REBOOT, _REPLACE],
             ),
@@ -186,8 +188,8 @@ def _memory_errors(gpu: Gpu) -> Iterator[Trouble]:
             HAD_ERRORS,
             f"{errors['deferred']} deferred ECC errors since the driver was loaded",
             Fix(
-                look("amd-smi metric -g BUS_ID --ecc", "look now and then"),
-                look("amd-smi bad-pages -g BUS_ID"),
+                look(shell("amd-smi metric -g BUS_ID --ecc"), "look now and then"),
+                look(shell("amd-smi bad-pages -g BUS_ID")),
             ),
             Severity.INFO,
         )
@@ -218,7 +220,7 @@ def _busy(gpu: Gpu, own: Collection[int]) -> Iterator[Trouble]:
         Fix(
             Step(shell("kill {:number}", known), note="if nobody needs it", persists=True)
             if known
-            else look("amd-smi process")
+            else look(shell("amd-smi process"))
         ),
         Severity.FAIL if full else Severity.WARN,
         # One without a name has ended, or is another user's: it may be one of ours.
@@ -247,7 +249,7 @@ def _clocks(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
         yield Trouble(
             CLOCKS_LIMITED,
             f"performance level {level}",
-            Fix(Step("# amd-smi set -g BUS_ID --perf-level AUTO", note="as root")),
+            Fix(Step(shell("# amd-smi set -g BUS_ID --perf-level AUTO"), note="as root")),
             confidence=Confidence.CERTAIN if level == "low" else Confidence.LIKELY,
         )
     now, usual = gpu["power_limit_mw"], gpu["default_power_limit_mw"]
@@ -278,7 +280,7 @@ def _pcie(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
             yield Trouble(
                 PCIE_DEGRADED,
                 f"{now} of {most} {unit}; most GPUs of the host have more",
-                Fix(look("amd-smi metric -g BUS_ID --pcie", "reseat the GPU or its riser")),
+                Fix(look(shell("amd-smi metric -g BUS_ID --pcie"), "reseat the GPU or its riser")),
                 confidence=Confidence.CERTAIN if name == "width" else Confidence.LIKELY,
             )
 
@@ -296,7 +298,7 @@ def _xgmi(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
             XGMI_DOWN,
             f"{up} of {most} xGMI links are up; down: {', '.join(down)}",
             Fix(
-                look("amd-smi xgmi --link-status"),
+                look(shell("amd-smi xgmi --link-status")),
                 _XGMI_LOG,
                 alternatives=[
                     f"{_REBOOT}, and have the GPU and its board checked if it comes back"
@@ -311,7 +313,7 @@ def _xgmi(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
                 XGMI_DOWN,
                 f"it reaches {gpu['xgmi_peers']} other GPUs over xGMI; most GPUs of the host "
                 f"reach {max(more)}",
-                Fix(look("amd-smi topology"), _XGMI_LOG, alternatives=[_REBOOT]),
+                Fix(look(shell("amd-smi topology")), _XGMI_LOG, alternatives=[_REBOOT]),
             )
     count = (gpu["xgmi_errors"] or {}).get("uncorrectable", 0)
     if count:
@@ -321,7 +323,7 @@ def _xgmi(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
             "was loaded",
             Fix(
                 look(
-                    "amd-smi metric -g BUS_ID --ecc-blocks",
+                    shell("amd-smi metric -g BUS_ID --ecc-blocks"),
                     "again after a job; if they grow, have the GPU checked",
                 )
             ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.api import Fix, Kind, Layer, Severity, look
+from nccl_doctor.api import Fix, Kind, Layer, Severity, look, shell
 
 XGMI_DOWN = Kind(
     "xgmi-down",
@@ -10,7 +10,7 @@ XGMI_DOWN = Kind(
     "xGMI links of an AMD GPU are down",
     "RCCL uses the links that are left, or PCIe, and all ranks wait for it.",
     Fix(
-        look("amd-smi xgmi -l"),
+        look(shell("amd-smi xgmi -l")),
         alternatives=["reboot the host, and have the GPU and its board checked if it comes back"],
     ),
     Severity.WARN,
@@ -23,9 +23,10 @@ XGMI_ERRORS = Kind(
     "ends.",
     Fix(
         look(
-            "amd-smi metric --ecc-blocks", "again after a job; if they grow, have the GPU checked"
+            shell("amd-smi metric --ecc-blocks"),
+            "again after a job; if they grow, have the GPU checked",
         ),
-        look("dmesg | grep -i -e amdgpu -e ras"),
+        look(shell("dmesg | grep -i -e amdgpu -e ras")),
     ),
     Severity.WARN,
 )

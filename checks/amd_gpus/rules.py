@@ -22,6 +22,7 @@ from nccl_doctor.api import (
     Where,
     fill,
     look,
+    shell,
 )
 from nccl_doctor.toolkit.gpu.drift import Drift, common, drifts, known, models_of
 from nccl_doctor.toolkit.gpu.ends import certainty_of, certainty_of_reader
@@ -109,8 +110,8 @@ def _no_answer(host: Host, text: str) -> Finding:
         text,
         Where(hosts=(host.label,)),
         fix=Fix(
-            look("amd-smi list"),
-            look("dmesg | grep amdgpu", "shows why"),
+            look(shell("amd-smi list")),
+            look(shell("dmesg | grep amdgpu"), "shows why"),
             alternatives=["drain and reboot the host"],
         ),
         confidence=Confidence.LIKELY,

@@ -33,7 +33,7 @@ GPU_HIDDEN = Kind(
     "A variable hides GPUs from ranks",
     "A process sees only the GPUs that CUDA_VISIBLE_DEVICES names, numbered again from 0.",
     Fix(
-        Step("unset CUDA_VISIBLE_DEVICES"),
+        Step(shell("unset CUDA_VISIBLE_DEVICES")),
         alternatives=["give all ranks of a host the same one, with a GPU for each rank"],
     ),
 )
@@ -78,11 +78,13 @@ GPU_GUESSED = Kind(
     Severity.WARN,
 )
 _MEANT = Fix(
-    Step("nvidia-smi -c DEFAULT", note="if it is meant; as root"),
+    Step(shell("nvidia-smi -c DEFAULT"), note="if it is meant; as root"),
     alternatives=["start MPS"],
 )
 _EACH_ITS_OWN = Fix(
-    Step("# docker run --gpus '\"device=NUMBER\"'", note="each container with GPUs of its own"),
+    Step(
+        shell("# docker run --gpus '\"device=NUMBER\"'"), note="each container with GPUs of its own"
+    ),
     alternatives=["in Kubernetes: a limit nvidia.com/gpu for each pod"],
 )
 _SHARE = Fix(
@@ -90,7 +92,7 @@ _SHARE = Fix(
     alternatives=["give each rank a GPU of its own"],
 )
 _LOCAL_RANK = Fix(
-    Step("export LOCAL_RANK=$SLURM_LOCALID", note="in each task of srun, before the script"),
+    Step(shell("export LOCAL_RANK=$SLURM_LOCALID"), note="in each task of srun, before the script"),
     alternatives=["with another launcher: set LOCAL_RANK for every rank"],
 )
 _VISIBLE_FIX = (
@@ -380,7 +382,13 @@ def _parts(cluster: Cluster, seen: Mapping[int, SeenByRank]) -> Iterator[Finding
                 text="install NCCL 2.30.3 or newer",
                 alternatives=[
                     "take instances of different GPUs",
-                    Fix(Step("nvidia-smi -mig 0", undo="nvidia-smi -mig 1", note="as root")),
+                    Fix(
+                        Step(
+                            shell("nvidia-smi -mig 0"),
+                            undo=shell("nvidia-smi -mig 1"),
+                            note="as root",
+                        )
+                    ),
                 ],
             ),
             severity=Severity.INFO if sharing_is_meant(ranks) else None,

@@ -14,21 +14,21 @@ MISSING = Kind(
     "Fewer GPUs than needed",
     "A rank without its own GPU fails, or takes the GPU of another rank.",
     Fix(
-        look("nvidia-smi -L", "compare with the PCI bus"),
-        look("dmesg | grep -e Xid -e NVRM", "why a GPU is gone"),
+        look(shell("nvidia-smi -L"), "compare with the PCI bus"),
+        look(shell("dmesg | grep -e Xid -e NVRM"), "why a GPU is gone"),
         alternatives=_WAYS,
     ),
     drains=True,  # only where the configuration expects more than the kernel has
 )
 HELD = Fix(
-    look("nvidia-smi --query-gpu=compute_mode --format=csv"),
-    Step("nvidia-smi -c DEFAULT", note="as root, if it is Exclusive_Process"),
+    look(shell("nvidia-smi --query-gpu=compute_mode --format=csv")),
+    Step(shell("nvidia-smi -c DEFAULT"), note="as root, if it is Exclusive_Process"),
     alternatives=["end the process that has the GPU"],
 )
 """For a setting or a process that keeps others from a GPU."""
 _OF_AMD = Fix(
-    look("amd-smi list", "compare with the PCI bus"),
-    look("dmesg | grep amdgpu", "why a GPU is gone"),
+    look(shell("amd-smi list"), "compare with the PCI bus"),
+    look(shell("dmesg | grep amdgpu"), "why a GPU is gone"),
     alternatives=_WAYS,
 )
 _RANKS = {
@@ -46,19 +46,19 @@ _BY_HAND = {
 }
 _GLOO = "without GPUs use the backend gloo on all hosts"
 _NVIDIA_DRIVER = Fix(
-    Step("modprobe nvidia", note="as root, on the host itself"),
-    look("nvidia-smi"),
+    Step(shell("modprobe nvidia"), note="as root, on the host itself"),
+    look(shell("nvidia-smi")),
     alternatives=[
-        Fix(Step("# docker run --gpus all")),
+        Fix(Step(shell("# docker run --gpus all"))),
         "in Kubernetes: a limit nvidia.com/gpu",
         _GLOO,
     ],
 )
 _AMD_DRIVER = Fix(
-    Step("modprobe amdgpu", note="as root, on the host itself"),
-    look("amd-smi list"),
+    Step(shell("modprobe amdgpu"), note="as root, on the host itself"),
+    look(shell("amd-smi list")),
     alternatives=[
-        Fix(Step("# docker run --device /dev/kfd --device /dev/dri")),
+        Fix(Step(shell("# docker run --device /dev/kfd --device /dev/dri"))),
         "in Kubernetes: a limit amd.com/gpu",
         _GLOO,
     ],

@@ -58,6 +58,7 @@ from nccl_doctor.api import (
     Where,
     host_labels,
     master_host,
+    shell,
 )
 from nccl_doctor.toolkit.c10d import KEEP_ALIVE, keep_alive, lines_above, rendezvous_of
 from nccl_doctor.toolkit.peers.schedule import plan_schedule, schedule_of
@@ -73,9 +74,15 @@ CLOCK_SKEW = Kind(
     "and removes it; a host that is ahead removes the others. Logs of different hosts cannot be "
     "compared.",
     fix=Fix(
-        Step("chronyc makestep", persists=True),
+        Step(shell("chronyc makestep"), persists=True),
         alternatives=[
-            Fix(Step("timedatectl set-ntp true", undo="timedatectl set-ntp false", persists=True))
+            Fix(
+                Step(
+                    shell("timedatectl set-ntp true"),
+                    undo=shell("timedatectl set-ntp false"),
+                    persists=True,
+                )
+            )
         ],
     ),
     severity=Severity.WARN,

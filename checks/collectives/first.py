@@ -22,6 +22,7 @@ from nccl_doctor.api import (
     Step,
     export,
     place_of,
+    shell,
 )
 from nccl_doctor.toolkit.groups.attempts import (
     CONNECT,
@@ -49,12 +50,15 @@ START_SLOW = Kind(
 )
 _SLOW_S = 15.0
 _STAYS = Step(
-    "systemctl enable --now nvidia-persistenced",
-    undo="systemctl disable --now nvidia-persistenced",
+    shell("systemctl enable --now nvidia-persistenced"),
+    undo=shell("systemctl disable --now nvidia-persistenced"),
     persists=True,
 )
 _WAKES = Fix(
-    _STAYS, alternatives=[Fix(Step("nvidia-smi -pm 1", undo="nvidia-smi -pm 0", note="as root"))]
+    _STAYS,
+    alternatives=[
+        Fix(Step(shell("nvidia-smi -pm 1"), undo=shell("nvidia-smi -pm 0"), note="as root"))
+    ],
 )
 _ALONE = Fix(
     export(NCCL_NET_PLUGIN="none"),

@@ -77,6 +77,7 @@ from nccl_doctor.api import (
     look,
     number_range,
     place_of,
+    shell,
 )
 from nccl_doctor.toolkit.cgroup import cgroup_limits
 from nccl_doctor.toolkit.versions import disagreement, release
@@ -90,10 +91,10 @@ CPU_LIMIT_LOW = Kind(
     why="The threads that move NCCL's data wait for a CPU: start-up looks like a hang, and every "
     "step is slow.",
     fix=Fix(
-        Step("# srun --cpus-per-task=NUMBER", note="Slurm"),
+        Step(shell("# srun --cpus-per-task=NUMBER"), note="Slurm"),
         alternatives=[
-            Fix(Step("# mpirun --bind-to none")),
-            Fix(Step("# docker run --cpus=NUMBER")),
+            Fix(Step(shell("# mpirun --bind-to none"))),
+            Fix(Step(shell("# docker run --cpus=NUMBER"))),
             "start fewer ranks",
             Fix(
                 replace(
@@ -136,8 +137,8 @@ CPU_HELD_LOW = Kind(
     why="Kernels are launched late, and the threads that move NCCL's data are slow: the GPUs "
     "of all hosts wait.",
     fix=Fix(
-        look("tuned-adm active", "what sets it at boot"),
-        Step("cpupower frequency-set -g performance", note="as root, on the host itself"),
+        look(shell("tuned-adm active"), "what sets it at boot"),
+        Step(shell("cpupower frequency-set -g performance"), note="as root, on the host itself"),
     ),
     severity=Severity.WARN,
 )
@@ -148,7 +149,11 @@ GOVERNOR_DIFFERS = Kind(
     title="Hosts use different rules for their CPU clocks",
     why="On otherwise equal hosts, those with the more power-saving rule are slower.",
     fix=Fix(
-        Step("cpupower frequency-set -g performance", On.EVERY, note="as root, on the host itself")
+        Step(
+            shell("cpupower frequency-set -g performance"),
+            On.EVERY,
+            note="as root, on the host itself",
+        )
     ),
     severity=Severity.INFO,
     between=True,

@@ -42,7 +42,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nccl_doctor.api import Check, Cluster, Context, Finding, Fix, Kind, Layer, Severity, Skip, Step
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Context,
+    Finding,
+    Fix,
+    Kind,
+    Layer,
+    Severity,
+    Skip,
+    Step,
+    shell,
+)
 
 from .gather import gather_deepspeed
 from .rules import judge_deepspeed
@@ -126,7 +138,8 @@ OPERATOR = Kind(
     "Operators that were not built at installation are built when the job starts, with ninja "
     "and a C++ compiler; swapping to NVMe also needs libaio.",
     Fix(
-        Step("pip install ninja", persists=True), Step("apt install g++ libaio-dev", persists=True)
+        Step(shell("pip install ninja"), persists=True),
+        Step(shell("apt install g++ libaio-dev"), persists=True),
     ),
     later=True,
 )

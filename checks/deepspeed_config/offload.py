@@ -23,12 +23,12 @@ _CPU_OPTIMIZERS = ("adam", "adamw", "adagrad", "lion")
 
 
 _BUILD_TOOLS = Fix(
-    Step("pip install ninja", persists=True),
-    Step("apt install g++ libaio-dev", note="as root", persists=True),
+    Step(shell("pip install ninja"), persists=True),
+    Step(shell("apt install g++ libaio-dev"), note="as root", persists=True),
     alternatives=[
         Fix(
-            Step("pip install ninja", persists=True),
-            Step("dnf install gcc-c++ libaio-devel", note="as root", persists=True),
+            Step(shell("pip install ninja"), persists=True),
+            Step(shell("dnf install gcc-c++ libaio-devel"), note="as root", persists=True),
         )
     ],
 )

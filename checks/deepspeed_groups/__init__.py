@@ -78,6 +78,7 @@ from nccl_doctor.api import (
     look,
     number_range,
     place_of,
+    shell,
 )
 from nccl_doctor.toolkit.groups.attempts import NEW_GROUP, Attempt, attempt_deadline, attempts_of
 from nccl_doctor.toolkit.groups.culprits import judge_groups, rounds_again
@@ -107,7 +108,7 @@ DEEPSPEED_MISSING = Kind(
     "DeepSpeed cannot be imported",
     "these ranks stop at once, and the others wait for them until the rendezvous times out",
     Fix(
-        Step("pip install deepspeed", persists=True),
+        Step(shell("pip install deepspeed"), persists=True),
         alternatives=["activate the environment that the job runs in"],
     ),
 )
@@ -297,7 +298,7 @@ def _missing(cluster: Cluster) -> Iterator[Finding]:
             f"import deepspeed: {how}",
             item.where,
             {"error": outcome.reason[-1500:]},
-            fix=Fix(look("python -c 'import deepspeed'", "has to work there")),
+            fix=Fix(look(shell("python -c 'import deepspeed'"), "has to work there")),
         )
 
 

@@ -107,7 +107,7 @@ def _trouble(mesh: Mesh, span: Span, hosts: Sequence[str]) -> Iterator[tuple[str
         yield (
             f"{name} crosses hosts in any order: neighbouring ranks are on different hosts",
             Fix(
-                Step("# srun --distribution=block", note="numbers the ranks host by host"),
+                Step(shell("# srun --distribution=block"), note="numbers the ranks host by host"),
                 alternatives=["elsewhere: by the slots in a hostfile"],
             ),
         )

@@ -149,7 +149,8 @@ def _lines_of_files(view: View) -> Iterator[Problem]:
                 BAD_VALUE,
                 f"NCCL_CONF_FILE={fault['path']} {fault['fault']}; ~/.nccl.conf is not read either",
                 Fix(
-                    Step("unset NCCL_CONF_FILE", On.EVERY), alternatives=["name a file that exists"]
+                    Step(shell("unset NCCL_CONF_FILE"), On.EVERY),
+                    alternatives=["name a file that exists"],
                 ),
                 Severity.WARN,
             )

@@ -62,6 +62,7 @@ from nccl_doctor.api import (
     fill,
     look,
     odd_ones_out,
+    shell,
 )
 from nccl_doctor.toolkit.fabric.counters import error_counters
 from nccl_doctor.toolkit.fabric.hca import HCA, rdma_admits, rdma_settings
@@ -77,8 +78,8 @@ MISSING = Kind(
     "NCCL continues silently: the GPUs beside the missing port share the others, or rails do "
     "not match.",
     Fix(
-        look("ibv_devices"),
-        look("dmesg | grep -i -e mlx -e pcie", "did it fall off the bus?"),
+        look(shell("ibv_devices")),
+        look(shell("dmesg | grep -i -e mlx -e pcie"), "did it fall off the bus?"),
         alternatives=["in a container: look at the devices that it gets"],
     ),
     Severity.WARN,
@@ -90,9 +91,9 @@ FABRIC = Kind(
     "InfiniBand does not connect to Ethernet, nor one subnet to another: the first "
     "communicator fails or hangs.",
     Fix(
-        look("ibstat", "the link layer of each port"),
+        look(shell("ibstat"), "the link layer of each port"),
         Step(
-            "# mlxconfig -d DEVICE set LINK_TYPE_P1=1",
+            shell("# mlxconfig -d DEVICE set LINK_TYPE_P1=1"),
             note="1 is InfiniBand, 2 Ethernet; then reboot",
             persists=True,
         ),
@@ -104,7 +105,7 @@ RATE = Kind(
     Layer.ROUTE,
     "RDMA ports run at another rate than on the other hosts",
     "Every collective is as slow as its slowest port.",
-    Fix(look("ibstat", "check cable, transceiver and switch port of the slow one")),
+    Fix(look(shell("ibstat"), "check cable, transceiver and switch port of the slow one")),
     Severity.WARN,
 )
 MTU = Kind(
@@ -114,14 +115,14 @@ MTU = Kind(
     "NCCL from 2.20 on may not use the smaller one of both ends: local length errors, or a hang.",
     Fix(
         Step(
-            "# ip link set dev NIC mtu SIZE",
+            shell("# ip link set dev NIC mtu SIZE"),
             On.EVERY,
             note="RoCE: the same on every host and switch port",
         ),
         alternatives=[
             Fix(
                 look(
-                    "ibv_devinfo | grep mtu",
+                    shell("ibv_devinfo | grep mtu"),
                     "InfiniBand: the same for the partition and its ports in the subnet manager",
                 )
             )
@@ -134,11 +135,11 @@ FIRMWARE = Kind(
     Layer.ROUTE,
     "Adapters of one kind have different firmware",
     "A fault of one firmware version then appears only on some hosts.",
-    Fix(look("mlxfwmanager --query", "as root; install one firmware on all", on=On.EVERY)),
+    Fix(look(shell("mlxfwmanager --query"), "as root; install one firmware on all", on=On.EVERY)),
     Severity.INFO,
 )
 _ONE_SUBNET = Fix(
-    look("sminfo", "the subnet: cable these ports to one fabric"),
+    look(shell("sminfo"), "the subnet: cable these ports to one fabric"),
     alternatives=["select the ports of one fabric with NCCL_IB_HCA"],
 )
 PCI = Kind(
@@ -148,7 +149,7 @@ PCI = Kind(
     "The adapter can do more than the slot gives: every collective waits for it.",
     Fix(
         look(
-            "lspci -vv -s ADDRESS | grep -e LnkCap: -e LnkSta:",
+            shell("lspci -vv -s ADDRESS | grep -e LnkCap: -e LnkSta:"),
             "reseat the adapter, or use another slot",
         )
     ),

@@ -13,6 +13,7 @@ from nccl_doctor.api import (
     Where,
     blame_links,
     look,
+    shell,
 )
 from nccl_doctor.toolkit.firewall.netfilter import quote_hit
 from nccl_doctor.toolkit.hosts import link_names
@@ -23,8 +24,11 @@ from .culprits import Suspects, how_to_open
 
 _MOST_SHOWN = 5
 _FIX = Fix(
-    look("nft list ruleset | grep -E 'limit|ct count|meter'", "rules that limit new connections"),
-    look("iptables-save | grep -E 'limit|recent'"),
+    look(
+        shell("nft list ruleset | grep -E 'limit|ct count|meter'"),
+        "rules that limit new connections",
+    ),
+    look(shell("iptables-save | grep -E 'limit|recent'")),
     alternatives=["accept the hosts of the job before such a rule, here or between the hosts"],
 )
 

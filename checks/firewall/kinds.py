@@ -26,10 +26,10 @@ PEER_NO_ROUTE = Kind(
     why="The connection fails at once (Network is unreachable, No route to host); NCCL does not "
     "try again.",
     fix=Fix(
-        look("ip route get ADDRESS", "shows the way that it would take, and why not"),
+        look(shell("ip route get ADDRESS"), "shows the way that it would take, and why not"),
         Step(
-            "# ip route add ADDRESS dev NIC",
-            undo="# ip route del ADDRESS dev NIC",
+            shell("# ip route add ADDRESS dev NIC"),
+            undo=shell("# ip route del ADDRESS dev NIC"),
             note="NIC is the interface in a network of that host",
         ),
         alternatives=[CHOOSE],
@@ -41,8 +41,8 @@ MTU_BLACKHOLE = Kind(
     title="Small packets arrive, large packets are silently lost",
     why="Bootstrap and small collectives work; the first large one hangs until the time-out.",
     fix=Fix(
-        look("ping -c 2 -M do -s 1472 ADDRESS", "answered: the path carries an MTU of 1500"),
-        Step("# ip link set dev NIC mtu SIZE", On.EVERY, note="to what the path carries"),
+        look(shell("ping -c 2 -M do -s 1472 ADDRESS"), "answered: the path carries an MTU of 1500"),
+        Step(shell("# ip link set dev NIC mtu SIZE"), On.EVERY, note="to what the path carries"),
         alternatives=['let ICMP "fragmentation needed" pass on the way'],
     ),
 )
@@ -80,7 +80,7 @@ NO_NEIGHBOUR = {
 
 
 NO_ANSWER = Fix(
-    look("ip neigh show ADDRESS", "compare VLAN, cable and subnet mask of both ends"),
+    look(shell("ip neigh show ADDRESS"), "compare VLAN, cable and subnet mask of both ends"),
     alternatives=[CHOOSE],
 )
 

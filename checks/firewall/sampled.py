@@ -16,6 +16,7 @@ from nccl_doctor.api import (
     Severity,
     Step,
     Where,
+    shell,
 )
 from nccl_doctor.toolkit.leaves import leaf_switch, leaf_switches
 from nccl_doctor.toolkit.peers.schedule import ALL_PAIRS
@@ -26,7 +27,7 @@ SAMPLED = Kind(
     title="Of many hosts, not every pair was tried",
     why="The calls between all pairs grow with the square of the hosts. A bad host shows in any of "
     "its pairs; a bad link between two good hosts shows only in its own.",
-    fix=Fix(Step("# --level full", note="lets every host call every other one")),
+    fix=Fix(Step(shell("# --level full"), note="lets every host call every other one")),
     severity=Severity.INFO,
 )
 UNPLACED = Kind(
@@ -36,7 +37,9 @@ UNPLACED = Kind(
     why="Of many hosts, at least two below each two leaf switches call each other. A host whose "
     "leaf switch is not known meets others by chance alone.",
     fix=Fix(
-        Step("# SwitchName=LEAF Nodes=HOST", note="a line for each of these hosts in the file")
+        Step(
+            shell("# SwitchName=LEAF Nodes=HOST"), note="a line for each of these hosts in the file"
+        )
     ),
     severity=Severity.INFO,
 )

@@ -88,7 +88,7 @@ def how_to_stay_inside(
                 on=(rank.host.label,),
                 undo=shell('sysctl -w net.ipv4.ip_local_port_range="{:number}"{}', old, restore)
                 if old
-                else "",
+                else Command(),
                 note=f"{high - low + 1} ports are open, about {needed} needed",
             )
         )

@@ -71,8 +71,8 @@ from .gpu_places import pci_address, place_on_host
 from .nic_places import HOW_NEAR, NIC_FAR, NIC_PAIRS, NicsBeside, judge_nics, nics_beside
 
 _NEAR = Fix(
-    Step("# torchrun --numa-binding=node", On.EVERY),
-    alternatives=[Fix(Step("# srun --gpu-bind=closest", On.EVERY)), "bind no ranks to CPUs"],
+    Step(shell("# torchrun --numa-binding=node"), On.EVERY),
+    alternatives=[Fix(Step(shell("# srun --gpu-bind=closest"), On.EVERY)), "bind no ranks to CPUs"],
 )
 FAR = Kind(
     "rank-far-from-gpu",

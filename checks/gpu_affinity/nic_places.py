@@ -19,6 +19,7 @@ from nccl_doctor.api import (
     look,
     odd_ones_out,
     place_of,
+    shell,
 )
 from nccl_doctor.toolkit.hosts import WHO, who_has_what
 
@@ -31,16 +32,19 @@ NIC_FAR = Kind(
     "NCCL sends through a NIC that is farther away and belongs to another rank: both share its "
     "bandwidth, and the data crosses the host.",
     Fix(
-        look("ibstat", "the port that is named; and does NCCL_IB_HCA exclude it?"),
-        look("nvidia-smi topo -m", "which NIC is near which GPU"),
+        look(shell("ibstat"), "the port that is named; and does NCCL_IB_HCA exclude it?"),
+        look(shell("nvidia-smi topo -m"), "which NIC is near which GPU"),
     ),
     Severity.WARN,
 )
 NO_NEAR_NIC = NIC_FAR.variant(
     title="A rank's GPU is farther from a NIC than the other GPUs of its host",
     fix=Fix(
-        look("nvidia-smi topo -m", "which NIC is near which GPU"),
-        look("lspci | grep -i -e mellanox -e ethernet -e infiniband", "did one fall off the bus?"),
+        look(shell("nvidia-smi topo -m"), "which NIC is near which GPU"),
+        look(
+            shell("lspci | grep -i -e mellanox -e ethernet -e infiniband"),
+            "did one fall off the bus?",
+        ),
         alternatives=["in a container: was it given to it?"],
     ),
 )
@@ -51,7 +55,7 @@ NIC_PAIRS = Kind(
     "NCCL connects GPUs of the same number through NICs of the same number: if a host pairs them "
     "differently, its traffic crosses rails, or the link between its sockets.",
     Fix(
-        look("nvidia-smi topo -m", "compare", on=On.EVERY),
+        look(shell("nvidia-smi topo -m"), "compare", on=On.EVERY),
         alternatives=["have the same order in CUDA_VISIBLE_DEVICES on all hosts"],
     ),
     Severity.WARN,

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.api import Fix, Kind, Layer, Severity, Step, export, look
+from nccl_doctor.api import Fix, Kind, Layer, Severity, Step, export, look, shell
 
 C2C_DOWN = Kind(
     "c2c-down",
@@ -12,7 +12,7 @@ C2C_DOWN = Kind(
     "Links between a GPU and its CPU (NVLink-C2C) are down",
     "Copies to and from host memory go at a fraction of the speed, and all ranks wait for them.",
     Fix(
-        look("nvidia-smi c2c -s"),
+        look(shell("nvidia-smi c2c -s")),
         alternatives=["reboot the host, and have the board checked if it comes back"],
     ),
     Severity.WARN,
@@ -23,7 +23,7 @@ P2P_UNAVAILABLE = Kind(
     "Two GPUs of a host cannot reach each other's memory, where others can",
     "NCCL sends the data between them through host memory: all ranks wait for it.",
     Fix(
-        look("nvidia-smi topo -p2p r"),
+        look(shell("nvidia-smi topo -p2p r")),
         alternatives=[
             "look at IOMMU and ACS, at the options of the driver's module, and at the slots of "
             "these GPUs"
@@ -41,7 +41,7 @@ NVSWITCH_ERROR = Kind(
     "without NVLink.",
     Fix(
         Step(
-            "nvidia-smi --gpu-reset",
+            shell("nvidia-smi --gpu-reset"),
             note="drain the host before: it resets all its GPUs together",
             persists=True,
         ),
@@ -76,11 +76,13 @@ PERSISTENCE_OFF = Kind(
     "and error counts are lost whenever no process uses a GPU.",
     Fix(
         Step(
-            "systemctl enable --now nvidia-persistenced",
-            undo="systemctl disable --now nvidia-persistenced",
+            shell("systemctl enable --now nvidia-persistenced"),
+            undo=shell("systemctl disable --now nvidia-persistenced"),
             persists=True,
         ),
-        alternatives=[Fix(Step("nvidia-smi -pm 1", undo="nvidia-smi -pm 0", note="as root"))],
+        alternatives=[
+            Fix(Step(shell("nvidia-smi -pm 1"), undo=shell("nvidia-smi -pm 0"), note="as root"))
+        ],
     ),
     Severity.INFO,
 )

@@ -44,7 +44,7 @@ _THROTTLES = {
 }
 """Bits of nvmlClocksEventReason* that no healthy GPU has; a power cap under load is normal."""
 _RESET = Fix(
-    Step("# nvidia-smi --gpu-reset -i BUS_ID", note="drain the host before", persists=True),
+    Step(shell("# nvidia-smi --gpu-reset -i BUS_ID"), note="drain the host before", persists=True),
     alternatives=["reboot the host"],
 )
 _ASKS: Mapping[str, tuple[Severity, str]] = {
@@ -203,7 +203,7 @@ def _recovery(gpu: Gpu) -> Iterator[Trouble]:
         yield Trouble(
             GPU_FORBIDDEN,
             "its compute mode is Prohibited: no process may use it",
-            Fix(Step("# nvidia-smi -i BUS_ID -c DEFAULT", note="as root")),
+            Fix(Step(shell("# nvidia-smi -i BUS_ID -c DEFAULT"), note="as root")),
             drains=False,  # somebody has set it: the GPU works
         )
     if gpu.get("virtualization") == _VGPU:
@@ -238,7 +238,7 @@ def _memory_errors(gpu: Gpu) -> Iterator[Trouble]:
             LITTLE_SPARE,
             f"{gpu['banks_without_spare']} memory banks have no spare row left: the next bad row "
             "there cannot be remapped",
-            Fix(look("nvidia-smi -q -d ROW_REMAPPER", "look now and then")),
+            Fix(look(shell("nvidia-smi -q -d ROW_REMAPPER"), "look now and then")),
             Severity.INFO,
         )
     if gpu.get("sram_threshold_exceeded"):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nccl_doctor.api import Confidence, Fix, Kind, Severity, Step
+from nccl_doctor.api import Confidence, Fix, Kind, Severity, Step, shell
 from nccl_doctor.toolkit.gpu.kinds import STATE_UNREAD
 from nccl_doctor.toolkit.gpu.lost import manager_is_down
 from nccl_doctor.toolkit.gpu.unread import is_unread, why_unread
@@ -207,8 +207,8 @@ _ASKED = {
 
 _READ_LOG = Fix(
     Step(
-        "sysctl -w kernel.dmesg_restrict=0",
-        undo="sysctl -w kernel.dmesg_restrict=1",
+        shell("sysctl -w kernel.dmesg_restrict=0"),
+        undo=shell("sysctl -w kernel.dmesg_restrict=1"),
         note="as root; then run it again",
     ),
     alternatives=["run it as root", "in a container: allow it to read /dev/kmsg"],
@@ -310,7 +310,7 @@ def _fabric_manager(host: HostGpus, cuda_starts: bool) -> Iterator[Between]:
             f"fabric manager {its} does not fit driver {driver} and did not start",
             fix=Fix(
                 Step(
-                    "systemctl restart nvidia-fabricmanager",
+                    shell("systemctl restart nvidia-fabricmanager"),
                     note=f"after fabric manager {driver} was installed",
                     persists=True,
                 )

@@ -15,6 +15,7 @@ from nccl_doctor.api import (
     Severity,
     Step,
     look,
+    shell,
 )
 from nccl_doctor.toolkit.gpu.kinds import NVLINK_DOWN, NVLINK_ERRORS
 from nccl_doctor.toolkit.gpu.lost import manager_is_down
@@ -54,7 +55,7 @@ _INCORRECT = {
 }
 """NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_* in words."""
 _WAIT = Fix(
-    look("nvidia-smi -q | grep -i -A 6 fabric", "wait until it is over"),
+    look(shell("nvidia-smi -q | grep -i -A 6 fabric"), "wait until it is over"),
     alternatives=["if it does not end: reset the GPU"],
 )
 _CONTROL = (
@@ -63,8 +64,8 @@ _CONTROL = (
 )
 _IN_RACK = Fix(
     Step(
-        "systemctl start nvidia-fabricmanager",
-        undo="systemctl stop nvidia-fabricmanager",
+        shell("systemctl start nvidia-fabricmanager"),
+        undo=shell("systemctl stop nvidia-fabricmanager"),
         note="on a host with NVSwitches of its own",
     ),
     alternatives=[f"in a rack with NVLink between hosts: {_CONTROL}"],

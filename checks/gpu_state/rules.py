@@ -20,6 +20,7 @@ from nccl_doctor.api import (
     Where,
     fill,
     look,
+    shell,
 )
 from nccl_doctor.toolkit.fabric.direct import in_the_way
 from nccl_doctor.toolkit.gpu.ends import DRIVER_STEP, certainty_of, certainty_of_reader
@@ -156,7 +157,10 @@ def _unread(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator[
     elif error["name"] == "DRIVER_NOT_LOADED":
         # Likely: a driver that is being replaced is not loaded, nor one that nobody asked for yet.
         text = f"{facts['on_pci']} NVIDIA GPUs on the PCI bus, but no driver is loaded"
-        fix = Fix(Step("modprobe nvidia"), look("dmesg | grep -i -e nvidia -e NVRM", "if it fails"))
+        fix = Fix(
+            Step(shell("modprobe nvidia")),
+            look(shell("dmesg | grep -i -e nvidia -e NVRM"), "if it fails"),
+        )
         yield Finding(GPU_UNHEALTHY, text, where, fix=fix, confidence=Confidence.LIKELY)
     else:
         sure = Confidence.CERTAIN if error["name"] in _OF_HARDWARE else Confidence.LIKELY

@@ -193,7 +193,7 @@ def busy_troubles(gpu: Gpu, users: Users) -> Iterator[Trouble]:
             GPU_BUSY,
             f"{memory['used'] / _GIB:.0f} of {memory['total'] / _GIB:.0f} GiB in use, but no "
             "process is visible from here",
-            Fix(look("fuser -v /dev/nvidia*", "on the host itself, outside containers")),
+            Fix(look(shell("fuser -v /dev/nvidia*"), "on the host itself, outside containers")),
             severity,
             Confidence.LIKELY,
         )

@@ -76,6 +76,7 @@ from nccl_doctor.api import (
     Untested,
     Where,
     look,
+    shell,
 )
 from nccl_doctor.toolkit.gpu.devices import (
     EXCLUSIVE_PROCESS,
@@ -382,7 +383,7 @@ def _faulty(where: Where, facts: Mapping[str, Any], right: Collection[str]) -> I
             where,
             dict(wrong),
             fix=Fix(
-                look("dcgmi diag -r 3", "drain the host before"),
+                look(shell("dcgmi diag -r 3"), "drain the host before"),
                 alternatives=["have the GPU replaced"],
             ),
             confidence=Confidence.CERTAIN if facts["model"] in right else Confidence.LIKELY,

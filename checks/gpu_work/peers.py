@@ -21,6 +21,7 @@ from nccl_doctor.api import (
     Step,
     Where,
     export,
+    shell,
 )
 from nccl_doctor.toolkit.fabric.direct import in_the_way
 from nccl_doctor.toolkit.gpu.ends import certainty_of, is_gone
@@ -47,7 +48,7 @@ P2P_UNTESTED = Kind(
     Fix(
         text="let every rank of a host see all its GPUs (one CUDA_VISIBLE_DEVICES for all), and "
         "run again",
-        alternatives=[Fix(Step("# srun --gpu-bind=none", On.EVERY))],
+        alternatives=[Fix(Step(shell("# srun --gpu-bind=none"), On.EVERY))],
     ),
     Severity.INFO,
 )

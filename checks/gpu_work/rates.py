@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from nccl_doctor.api import Confidence, Figure, Finding, Fix, Rank, Where, look, place_of
+from nccl_doctor.api import Confidence, Figure, Finding, Fix, Rank, Where, look, place_of, shell
 from nccl_doctor.toolkit.gpu.tables import MEASURES, pcie_rate, peaks_of
 from nccl_doctor.toolkit.outliers import slow_ones
 from nccl_doctor.toolkit.shared_kinds import GPU_SLOW
@@ -26,8 +26,8 @@ GPUs of a host copy at once, and may share one link to it: each has its share of
 """
 _PCIE = ("to_device", "to_host")
 _COPIES_FIX = Fix(
-    look("numactl --hardware"),
-    look("nvidia-smi topo -m", "are the rank's CPUs beside its GPU?"),
+    look(shell("numactl --hardware")),
+    look(shell("nvidia-smi topo -m"), "are the rank's CPUs beside its GPU?"),
     alternatives=[
         "look for other copies on the same PCIe switch, and for IOMMU and ACS (check gpu_direct)"
     ],

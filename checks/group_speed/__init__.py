@@ -79,6 +79,7 @@ from nccl_doctor.api import (
     Severity,
     Where,
     look,
+    shell,
 )
 from nccl_doctor.toolkit.gpu.devices import own_device
 from nccl_doctor.toolkit.groups.attempts import attempt_deadline
@@ -122,8 +123,8 @@ RANK_SLOW = Kind(
     "A rank computes much more slowly than the others",
     "every step waits for the slowest rank: the whole job runs at its speed",
     Fix(
-        look("nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE"),
-        look("top -b -n 1 | head -20", "other work on its cores"),
+        look(shell("nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE")),
+        look(shell("top -b -n 1 | head -20"), "other work on its cores"),
     ),
     Severity.WARN,
     delays=True,

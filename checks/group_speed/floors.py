@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nccl_doctor.api import Cluster, Confidence, Finding, Fix, Severity, Where, look
+from nccl_doctor.api import Cluster, Confidence, Finding, Fix, Severity, Where, look, shell
 from nccl_doctor.toolkit.gpu.own import OwnGpu, own_gpus
 from nccl_doctor.toolkit.groups.timed import rate_text, size_text
 from nccl_doctor.toolkit.shared_kinds import BELOW_FLOOR
@@ -23,8 +23,8 @@ from .measured import Measured, Try
 LEAST_BYTES = 64 << 20
 """Smaller messages do not fill NVLinks; only `--level full` has larger ones."""
 _FIX = Fix(
-    look("nvidia-smi nvlink -s"),
-    look("nvidia-smi topo -m"),
+    look(shell("nvidia-smi nvlink -s")),
+    look(shell("nvidia-smi topo -m")),
     alternatives=[
         BELOW_FLOOR.fix,
         "try without NCCL_TOPO_FILE",

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-from nccl_doctor.api import Confidence, Finding, Fix, Level, Where, export, look
+from nccl_doctor.api import Confidence, Finding, Fix, Level, Where, export, look, shell
 from nccl_doctor.toolkit.gpu.own import OwnGpu, own_gpus
 from nccl_doctor.toolkit.groups.attempts import Attempt
 from nccl_doctor.toolkit.groups.doing import step_of, what_they_did
@@ -31,8 +31,8 @@ NVLS_ALONE = {"NCCL_ALGO": "allreduce:nvls"}
 NVLS_SIZES = (1 << 20, 1 << 24, 1 << 27)
 BY_NVLS = "by NVLink SHARP alone (NCCL_ALGO=allreduce:nvls) "
 NVLS_FIX = Fix(
-    look("systemctl status nvidia-fabricmanager", "and its log"),
-    look("nvidia-smi -q | grep -A4 Fabric"),
+    look(shell("systemctl status nvidia-fabricmanager"), "and its log"),
+    look(shell("nvidia-smi -q | grep -A4 Fabric")),
     alternatives=[
         "if it was restarted while GPUs were in use: reset the GPUs or reboot the host",
         Fix(export(NCCL_NVLS_ENABLE="0")),

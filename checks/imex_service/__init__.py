@@ -61,6 +61,7 @@ from nccl_doctor.api import (
     export,
     look,
     odd_ones_out,
+    shell,
 )
 from nccl_doctor.toolkit.gpu.devices import host_gpus
 from nccl_doctor.toolkit.gpu.mnnvl import neighbours
@@ -75,8 +76,8 @@ NOT_RUNNING = Kind(
     "The IMEX service does not run, and NCCL would use NVLink between hosts",
     "Memory of GPUs cannot be exported to other hosts: NCCL ends when it forms a group.",
     Fix(
-        Step("systemctl start nvidia-imex", undo="systemctl stop nvidia-imex"),
-        look("systemctl status nvidia-imex", "if it ends"),
+        Step(shell("systemctl start nvidia-imex"), undo=shell("systemctl stop nvidia-imex")),
+        look(shell("systemctl status nvidia-imex"), "if it ends"),
         alternatives=[Fix(export(NCCL_MNNVL_ENABLE="0"))],
     ),
 )
@@ -87,12 +88,12 @@ NODES_DIFFER = Kind(
     "Services whose lists differ refuse each other: NCCL ends when it forms a group.",
     Fix(
         Step(
-            "systemctl restart nvidia-imex",
+            shell("systemctl restart nvidia-imex"),
             On.EVERY,
             note="after the same list of addresses was written on all hosts",
             persists=True,
         ),
-        look("nvidia-imex-ctl -N", "the result"),
+        look(shell("nvidia-imex-ctl -N"), "the result"),
     ),
     between=True,
 )
@@ -103,12 +104,12 @@ HOST_MISSING = Kind(
     "The services do not accept a host that is not in their list: NCCL ends when it forms a group.",
     Fix(
         Step(
-            "systemctl restart nvidia-imex",
+            shell("systemctl restart nvidia-imex"),
             On.EVERY,
             note="after its address was added to the list on all hosts",
             persists=True,
         ),
-        look("nvidia-imex-ctl -N", "the result"),
+        look(shell("nvidia-imex-ctl -N"), "the result"),
     ),
 )
 

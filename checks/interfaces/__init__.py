@@ -105,7 +105,7 @@ INTERFACE_DOWN = Kind(
     why="NCCL skips an interface without carrier; an address that gloo binds there cannot be "
     "reached.",
     fix=Fix(
-        Step("# ip link set NIC up", undo="# ip link set NIC down"),
+        Step(shell("# ip link set NIC up"), undo=shell("# ip link set NIC down")),
         alternatives=["check the cable", CHOOSE],
     ),
 )
@@ -114,8 +114,8 @@ NONE_RUNS = INTERFACE_DOWN.variant(
     why="All of them are down, or have no address: the library finds none to listen on, and the "
     "other hosts wait for this one until their time-out.",
     fix=Fix(
-        look("ip -br addr"),
-        Step("# ip link set NIC up", undo="# ip link set NIC down"),
+        look(shell("ip -br addr")),
+        Step(shell("# ip link set NIC up"), undo=shell("# ip link set NIC down")),
         alternatives=["check the cable, and give the interface its address"],
     ),
 )
@@ -305,7 +305,7 @@ def _cards_missing(
                 f"{variable} names {', '.join(names)}: no such interface",
                 Where(hosts=(rank.host.label,), interfaces=tuple(names)),
                 fix=Fix(
-                    look("ip -br link", f"name its cards in {variable}, rail by rail"),
+                    look(shell("ip -br link"), f"name its cards in {variable}, rail by rail"),
                     alternatives=["bring back the card that is gone"],
                 ),
                 severity=Severity.WARN,  # how the plug-in takes it is not known

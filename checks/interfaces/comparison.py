@@ -40,7 +40,9 @@ MTU_DIFFERS = Kind(
     title="Hosts in one network have different MTUs",
     why="A packet that one host can send may be too large for another: slower at best, lost at "
     "worst.",
-    fix=Fix(Step("# ip link set dev NIC mtu SIZE", note="the same on every host and switch port")),
+    fix=Fix(
+        Step(shell("# ip link set dev NIC mtu SIZE"), note="the same on every host and switch port")
+    ),
     severity=Severity.WARN,
 )
 

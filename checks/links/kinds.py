@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from nccl_doctor.api import Fix, Kind, Layer, Severity, look
+from nccl_doctor.api import Fix, Kind, Layer, Severity, look, shell
 
-_PATH = (look("ip route get ADDRESS"), look("tracepath -n ADDRESS", "the path between the hosts"))
+_PATH = (
+    look(shell("ip route get ADDRESS")),
+    look(shell("tracepath -n ADDRESS"), "the path between the hosts"),
+)
 _SLOWEST = "a collective is as slow as its slowest link, so the whole job waits at each step"
 
 HOST_SLOW = Kind(
@@ -13,8 +16,8 @@ HOST_SLOW = Kind(
     "A host sends or receives much more slowly than the others",
     _SLOWEST,
     Fix(
-        look("ethtool NIC | grep -i -e speed -e duplex"),
-        look("ip -s link show NIC", "errors and drops"),
+        look(shell("ethtool NIC | grep -i -e speed -e duplex")),
+        look(shell("ip -s link show NIC"), "errors and drops"),
         alternatives=[
             Fix(
                 text="compare the PCIe slot, driver and switch port of the NIC, and rate limits, "
@@ -47,7 +50,7 @@ LATENCY_HIGH = Kind(
     delays=True,
 )
 HOST_LATE = Fix(
-    look("ethtool -c NIC", "interrupt coalescing"),
-    look("cpupower idle-info", "power saving of the CPUs"),
-    look("top -b -n 1 | head -20", "other work"),
+    look(shell("ethtool -c NIC"), "interrupt coalescing"),
+    look(shell("cpupower idle-info"), "power saving of the CPUs"),
+    look(shell("top -b -n 1 | head -20"), "other work"),
 )

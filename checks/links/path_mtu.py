@@ -21,6 +21,7 @@ from nccl_doctor.api import (
     blame_links,
     fill,
     look,
+    shell,
 )
 from nccl_doctor.toolkit.hosts import link_names
 
@@ -31,7 +32,7 @@ PATH_MTU_LOW = Kind(
     "More packets for the same data: sockets reach less bandwidth, and a packet that may not be "
     "cut, as those of RoCE, is lost.",
     Fix(
-        look("tracepath -n ADDRESS", "shows where"),
+        look(shell("tracepath -n ADDRESS"), "shows where"),
         alternatives=[
             Fix(
                 text="set the MTU there to that of the hosts (switch ports and routers: 9216), or "

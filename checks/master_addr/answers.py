@@ -38,7 +38,7 @@ ADDR_DIFFERS = Kind(
     layer=Layer.NAME,
     title="MASTER_ADDR leads to different machines on different hosts",
     why="A host that looks for rank 0 at another address never reaches it.",
-    fix=Fix(Step("# export MASTER_ADDR=ADDRESS", On.EVERY, note="of rank 0's host")),
+    fix=Fix(Step(shell("# export MASTER_ADDR=ADDRESS"), On.EVERY, note="of rank 0's host")),
 )
 ADDR_NOT_ON_MASTER = Kind(
     code="addr-not-on-master",
@@ -46,7 +46,7 @@ ADDR_NOT_ON_MASTER = Kind(
     title="MASTER_ADDR is not an address of rank 0's host",
     why="Rank 0 serves the store on its own host; all other ranks look for it elsewhere.",
     fix=Fix(
-        Step("# export MASTER_ADDR=ADDRESS", On.EVERY, note="of the host that runs rank 0"),
+        Step(shell("# export MASTER_ADDR=ADDRESS"), On.EVERY, note="of the host that runs rank 0"),
         alternatives=["start rank 0 on the host that MASTER_ADDR names"],
     ),
 )
@@ -76,7 +76,11 @@ _FIX_LITERAL = Fix(
     text="give this host an IPv6 route",
     alternatives=[
         Fix(
-            Step("# export MASTER_ADDR=ADDRESS", On.EVERY, note="the IPv4 address of rank 0's host")
+            Step(
+                shell("# export MASTER_ADDR=ADDRESS"),
+                On.EVERY,
+                note="the IPv4 address of rank 0's host",
+            )
         )
     ],
 )
@@ -138,7 +142,10 @@ class View:
 
 
 _LOCAL_ADDR = Fix(
-    Step("# --local-addr ADDRESS", note="in the line of torchrun, on rank 0's host: its address")
+    Step(
+        shell("# --local-addr ADDRESS"),
+        note="in the line of torchrun, on rank 0's host: its address",
+    )
 )
 
 
@@ -226,7 +233,7 @@ def loopback(cluster: Cluster, views: Sequence[View]) -> Iterator[Finding]:
                 node = view.rank.launch.node_rank if view.rank.launch else None
                 said = f"; this host, node {node}, has that name itself"
                 rename = Step(
-                    "# hostnamectl set-hostname NAME", note="each host needs its own name"
+                    shell("# hostnamectl set-hostname NAME"), note="each host needs its own name"
                 )
                 fix = Fix(rename, alternatives=[fix])
             yield Finding(

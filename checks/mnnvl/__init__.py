@@ -68,6 +68,7 @@ from nccl_doctor.api import (
     Step,
     Where,
     export,
+    shell,
 )
 from nccl_doctor.toolkit.gpu.devices import host_gpus
 from nccl_doctor.toolkit.gpu.mnnvl import mnnvl_hosts
@@ -83,7 +84,7 @@ CHANNEL_UNUSABLE = Kind(
     "Without a channel CUDA refuses memory that other hosts may reach, and NCCL ends when it forms "
     "a group: `MNNVL … is available but not working on this system`.",
     Fix(
-        Step("# docker run --device /dev/nvidia-caps-imex-channels/channel0"),
+        Step(shell("# docker run --device /dev/nvidia-caps-imex-channels/channel0")),
         alternatives=[
             "in Kubernetes: a resource claim of a ComputeDomain",
             "with Slurm: SwitchType=switch/nvidia_imex",
@@ -98,7 +99,7 @@ _OFF = {"NCCL_MNNVL_ENABLE": ("0",), "NCCL_CUMEM_ENABLE": ("0",), "NCCL_P2P_DISA
         "NCCL_P2P_LEVEL": ("LOC", "0")}  # fmt: skip
 """Settings with which NCCL does not look for NVLink between hosts."""
 _OPEN = Fix(
-    Step("chmod 0666 /dev/nvidia-caps-imex-channels/*", note="as root, on the host itself"),
+    Step(shell("chmod 0666 /dev/nvidia-caps-imex-channels/*"), note="as root, on the host itself"),
     alternatives=["in a container: give it the device", _WITHOUT],
 )
 

@@ -19,6 +19,7 @@ from nccl_doctor.api import (
     Where,
     look,
     odd_ones_out,
+    shell,
 )
 from nccl_doctor.toolkit.gpu.mnnvl import Clique, clique_of, fabric_gpus
 from nccl_doctor.toolkit.gpu.nvml import device_name
@@ -29,7 +30,7 @@ DOMAIN_SPLIT = Kind(
     "A host or GPU is in another NVLink domain or clique than its neighbours",
     "NCCL uses the network in place of NVLink between them, and all ranks wait for it.",
     Fix(
-        look("nvidia-smi -q | grep -A 6 Fabric", on=On.EVERY),
+        look(shell("nvidia-smi -q | grep -A 6 Fabric"), on=On.EVERY),
         alternatives=["look at the partitions in the fabric manager of the NVSwitches (NMX-C)"],
     ),
     Severity.WARN,

@@ -59,6 +59,7 @@ from nccl_doctor.api import (
     Step,
     export,
     look,
+    shell,
 )
 from nccl_doctor.toolkit.groups.attempts import FIRST, Attempt, attempt_deadline, attempts_of
 from nccl_doctor.toolkit.groups.exercise import SIZES, Exercise, ExerciseFacts
@@ -83,7 +84,7 @@ FEATURES = (
         Fix(
             replace(export(NCCL_NVLS_ENABLE="0"), note=_UNTIL),
             look(
-                "systemctl status nvidia-fabricmanager",
+                shell("systemctl status nvidia-fabricmanager"),
                 "restarted while GPUs were in use? Then reset the GPUs, or reboot the host",
             ),
         ),
@@ -96,7 +97,11 @@ FEATURES = (
         Fix(
             replace(export(NCCL_CUMEM_HOST_ENABLE="0"), note=_UNTIL),
             alternatives=[
-                Fix(Step("# docker run --cap-add SYS_NICE", note="in a container: NUMA calls")),
+                Fix(
+                    Step(
+                        shell("# docker run --cap-add SYS_NICE"), note="in a container: NUMA calls"
+                    )
+                ),
                 "upgrade the driver",
             ],
         ),
@@ -107,7 +112,7 @@ FEATURES = (
         "direct copies between GPUs of a host (P2P)",
         Fix(
             replace(export(NCCL_P2P_DISABLE="1"), note=_UNTIL),
-            look("nvidia-smi topo -p2p r", "what the driver allows"),
+            look(shell("nvidia-smi topo -p2p r"), "what the driver allows"),
             alternatives=["boot with iommu=pt, turn ACS off on PCIe switches, upgrade the driver"],
         ),
         least=2,
@@ -119,7 +124,10 @@ FEATURES = (
         "InfiniBand or RoCE",
         Fix(
             replace(export(NCCL_IB_DISABLE="1"), note=f"{_UNTIL}; sockets are much slower"),
-            look("ib_write_bw", "on one of these hosts, and on another one with its name behind"),
+            look(
+                shell("ib_write_bw"),
+                "on one of these hosts, and on another one with its name behind",
+            ),
             alternatives=["look at GID index, PFC, and GPUDirect (NCCL_NET_GDR_LEVEL=LOC)"],
         ),
         least=2,

@@ -50,7 +50,8 @@ ANOTHER = Kind(
     "answer, or break at random.",
     Fix(
         look(
-            "ip neigh show ADDRESS", "shows its hardware address (switch: show mac address-table)"
+            shell("ip neigh show ADDRESS"),
+            "shows its hardware address (switch: show mac address-table)",
         ),
         alternatives=[Fix(text="find the machine with that one, and take the address from it")],
     ),
@@ -61,7 +62,7 @@ FIXED = ANOTHER.variant(
     title="A fixed entry of the neighbour table leads to another machine",
     why="The kernel asks nobody for that address: what the host sends to it goes to a machine that "
     "does not take it, and calls get no answer.",
-    fix=Fix(look("ip neigh show nud permanent", "delete what is wrong, and what makes it")),
+    fix=Fix(look(shell("ip neigh show nud permanent"), "delete what is wrong, and what makes it")),
 )
 """An entry that a person or a program made, and that only stands where nothing asks again."""
 

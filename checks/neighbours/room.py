@@ -31,8 +31,10 @@ TABLE_SMALL = Kind(
     "while the job starts (`neighbor table overflow!` in dmesg).",
     Fix(
         Step(
-            "sysctl -w net.ipv4.neigh.default.gc_thresh3=8192 "
-            "net.ipv4.neigh.default.gc_thresh2=4096"
+            shell(
+                "sysctl -w net.ipv4.neigh.default.gc_thresh3=8192 "
+                "net.ipv4.neigh.default.gc_thresh2=4096"
+            )
         )
     ),
     Severity.WARN,

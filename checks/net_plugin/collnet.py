@@ -20,6 +20,7 @@ from nccl_doctor.api import (
     On,
     Severity,
     Step,
+    shell,
 )
 from nccl_doctor.toolkit.nccl.conf import Setting
 from nccl_doctor.toolkit.nccl.plugin_versions import cuda_releases, takes_plugin
@@ -36,7 +37,7 @@ ABSENT = Kind(
     "NCCL silently uses rings and trees: the setting has no effect.",
     Fix(
         text=f"{_INSTALL}, and put its folder into LD_LIBRARY_PATH",
-        alternatives=[Fix(Step("unset NCCL_COLLNET_ENABLE NCCL_ALGO", On.EVERY))],
+        alternatives=[Fix(Step(shell("unset NCCL_COLLNET_ENABLE NCCL_ALGO"), On.EVERY))],
     ),
     Severity.WARN,
 )
@@ -45,7 +46,7 @@ REQUIRED = Kind(
     Layer.ENV,
     "NCCL_ALGO leaves all-reduce nothing but CollNet (SHARP), and no plug-in has it",
     "The first all-reduce fails: `no algorithm/protocol available for function AllReduce`.",
-    Fix(Step("unset NCCL_ALGO", On.EVERY), alternatives=[_INSTALL]),
+    Fix(Step(shell("unset NCCL_ALGO"), On.EVERY), alternatives=[_INSTALL]),
 )
 
 _ENABLE, _ALGO = "NCCL_COLLNET_ENABLE", "NCCL_ALGO"

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from nccl_doctor.api import Cluster, Confidence, Finding, Fix, Severity, Where, look
+from nccl_doctor.api import Cluster, Confidence, Finding, Fix, Severity, Where, look, shell
 from nccl_doctor.toolkit.gpu.own import OwnGpu, own_gpus
 from nccl_doctor.toolkit.gpu.tables import pcie_rate
 from nccl_doctor.toolkit.groups.timed import rate_text
@@ -28,7 +28,9 @@ _NEAR = (0, 1)
 _DRIVER = "mlx5_core"
 """The driver of the NICs whose measurements are in the table."""
 _LEAST_BYTES = 16 << 20
-_SLOT = look("lspci -vv | grep -e Mellanox -e LnkCap: -e LnkSta:", "the PCIe slot of the NIC")
+_SLOT = look(
+    shell("lspci -vv | grep -e Mellanox -e LnkCap: -e LnkSta:"), "the PCIe slot of the NIC"
+)
 _FIX = Fix(
     _SLOT,
     alternatives=[

@@ -12,7 +12,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from nccl_doctor.api import Cluster, Confidence, Finding, Fix, Kind, Layer, Severity, Where, look
+from nccl_doctor.api import (
+    Cluster,
+    Confidence,
+    Finding,
+    Fix,
+    Kind,
+    Layer,
+    Severity,
+    Where,
+    look,
+    shell,
+)
 from nccl_doctor.toolkit.groups.timed import rate_text, slow_pairs
 from nccl_doctor.toolkit.outliers import Edge, in_rounds, second_try, slow_ones
 
@@ -24,8 +35,8 @@ RAIL_SLOW = Kind(
     "A NIC is much slower than the others of its kind",
     "NCCL spreads every collective over all NICs of a host, and waits for the slowest.",
     Fix(
-        look("ibstat", "error counters, cable and switch port of the NIC that is named"),
-        look("lspci -vv | grep -e LnkCap: -e LnkSta:", "its slot"),
+        look(shell("ibstat"), "error counters, cable and switch port of the NIC that is named"),
+        look(shell("lspci -vv | grep -e LnkCap: -e LnkSta:"), "its slot"),
         alternatives=["until it is repaired: NCCL_IB_HCA without it on every host"],
     ),
     Severity.WARN,

@@ -48,7 +48,7 @@ SLOW = path_kind(
     "may time out.",
     Fix(
         look(
-            "mount",
+            shell("mount"),
             "compare the options, and the network to the file server, with those of another host",
         )
     ),

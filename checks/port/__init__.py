@@ -380,7 +380,7 @@ def _unanswered(seen: _Seen) -> Finding:
             PORT_BLOCKED,
             f"a rule of this host forbids connections to {at}{words}",
             seen.here,
-            Fix(look("nft list ruleset", f"let calls to tcp port {port} pass")),
+            Fix(look(shell("nft list ruleset"), f"let calls to tcp port {port} pass")),
             confidence=Confidence.CERTAIN,
         )
     if outcome == "rejected" or (outcome == "turned-back" and seen.other_port_answers):

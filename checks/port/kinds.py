@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.api import Fix, Kind, Layer, On, Severity, Step, look
+from nccl_doctor.api import Fix, Kind, Layer, On, Severity, Step, look, shell
 
 PORT_IN_USE = Kind(
     code="port-in-use",
@@ -16,15 +16,17 @@ PORT_PRIVILEGED = Kind(
     layer=Layer.PORT,
     title="This user may not bind MASTER_PORT",
     why="Ports below ip_unprivileged_port_start (1024) are for root; rank 0 cannot serve there.",
-    fix=Fix(Step("export MASTER_PORT=29500", On.EVERY, note="or another one from 1024 to 32767")),
+    fix=Fix(
+        Step(shell("export MASTER_PORT=29500"), On.EVERY, note="or another one from 1024 to 32767")
+    ),
 )
 PORT_FORBIDDEN = PORT_PRIVILEGED.variant(
     title="A security rule forbids this process to bind MASTER_PORT",
     why="The port is not one of those for root: SELinux, AppArmor or a seccomp profile refuses it, "
     "and rank 0 cannot serve there.",
     fix=Fix(
-        look("ausearch -m avc -ts recent", "shows the rule of SELinux"),
-        look("dmesg | grep -i -e apparmor -e audit", "that of AppArmor, and others"),
+        look(shell("ausearch -m avc -ts recent"), "shows the rule of SELinux"),
+        look(shell("dmesg | grep -i -e apparmor -e audit"), "that of AppArmor, and others"),
         alternatives=["allow it there, or start the container with another profile"],
     ),
 )
@@ -42,7 +44,9 @@ PORT_REFUSED = Kind(
     title="The master refuses connections to MASTER_PORT",
     why="The host answers, but nothing listens at that port: rank 0 is not running, serves "
     "another port or runs elsewhere; or a firewall answers with a reset.",
-    fix=Fix(look("# sudo ss -ltnp", "rank 0's host: is rank 0 running, with this MASTER_PORT?")),
+    fix=Fix(
+        look(shell("# sudo ss -ltnp"), "rank 0's host: is rank 0 running, with this MASTER_PORT?")
+    ),
 )
 PORT_NOT_THE_STORE = Kind(
     code="port-not-the-store",
@@ -51,7 +55,7 @@ PORT_NOT_THE_STORE = Kind(
     why="Another service holds the port, or a proxy accepts connections for it; torch connects "
     "and then waits for an answer until its time-out.",
     fix=Fix(
-        look("# sudo ss -ltnp", "rank 0's host: who has MASTER_PORT"),
+        look(shell("# sudo ss -ltnp"), "rank 0's host: who has MASTER_PORT"),
         alternatives=["choose a free MASTER_PORT on every host"],
     ),
 )
@@ -62,7 +66,7 @@ NO_ROUTE = Kind(
     why="There is no route to it, from here or from a router on the way, or no host on the local "
     "network has the address.",
     fix=Fix(
-        look("ip route get ADDRESS"),
+        look(shell("ip route get ADDRESS")),
         alternatives=["is rank 0's host up, on the same network? Is MASTER_ADDR right?"],
     ),
 )

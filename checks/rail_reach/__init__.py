@@ -75,6 +75,7 @@ from nccl_doctor.api import (
     fill,
     host_labels,
     look,
+    shell,
 )
 from nccl_doctor.toolkit.fabric.hca import rdma_settings
 from nccl_doctor.toolkit.fabric.rails import rails_of
@@ -96,8 +97,8 @@ UNREACHABLE = Kind(
     "NCCL puts whole channels on this rail: the bootstrap works, but the first collective ends "
     "with error 12, or hangs.",
     Fix(
-        look("ping -c 3 -I NIC ADDRESS", _LOOK_AT),
-        look("ip route get ADDRESS oif NIC"),
+        look(shell("ping -c 3 -I NIC ADDRESS"), _LOOK_AT),
+        look(shell("ip route get ADDRESS oif NIC")),
     ),
 )
 LARGE_LOST = Kind(

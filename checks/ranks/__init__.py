@@ -58,6 +58,7 @@ from nccl_doctor.api import (
     Step,
     Where,
     place_of,
+    shell,
 )
 from nccl_doctor.toolkit.c10d import elastic_range
 from nccl_doctor.toolkit.firewall.portrules import shut_doors
@@ -91,7 +92,7 @@ NO_RESTARTS = Kind(
     "Where a host is lost, the ranks of the others fail, and torchrun's agents start them again, "
     "with the hosts that are left, only as often as --max-restarts says; its default is 0.",
     Fix(
-        Step("# --max-restarts 3", On.EVERY, note="in the line of torchrun"),
+        Step(shell("# --max-restarts 3"), On.EVERY, note="in the line of torchrun"),
         alternatives=["in Kubeflow: elasticPolicy.maxRestarts"],
     ),
     Severity.INFO,
@@ -125,7 +126,7 @@ NODE_DUPLICATE = Kind(
     Layer.RANKS,
     "Several hosts claim the same ranks",
     "The ranks that these hosts should have are missing, and the rest of the job waits for them.",
-    Fix(Step("# --node-rank NUMBER", note="counted from 0, another one on each host")),
+    Fix(Step(shell("# --node-rank NUMBER"), note="counted from 0, another one on each host")),
 )
 LOCAL_DUPLICATE = Kind(
     "local-rank-duplicate",
@@ -140,7 +141,7 @@ NNODES = Kind(
     "The node count differs between hosts",
     "Hosts with the larger number wait for hosts that do not exist; those with the smaller one "
     "start without the rest.",
-    Fix(Step("# --nnodes NUMBER", On.EVERY, note="the same on every host")),
+    Fix(Step(shell("# --nnodes NUMBER"), On.EVERY, note="the same on every host")),
 )
 WORLD_SIZE = Kind(
     "world-size-differs",

@@ -25,6 +25,7 @@ from nccl_doctor.api import (
     fill,
     look,
     master_host,
+    shell,
 )
 from nccl_doctor.toolkit.peers.loss import read_losses
 
@@ -34,8 +35,10 @@ SLOW = Kind(
     "A host took long to reach the store, and no check says why",
     "The job's own start connects to the same store in the same way, and takes as long or longer.",
     Fix(
-        look("time getent ahostsv6 ADDRESS; time getent hosts ADDRESS; time getent hosts NAME"),
-        look("ss -tin dport = :NUMBER", "while the job starts: retransmissions"),
+        look(
+            shell("time getent ahostsv6 ADDRESS; time getent hosts ADDRESS; time getent hosts NAME")
+        ),
+        look(shell("ss -tin dport = :NUMBER"), "while the job starts: retransmissions"),
     ),
     Severity.INFO,
 )

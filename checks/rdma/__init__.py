@@ -101,7 +101,7 @@ RDMA_MIXED = Kind(
     why="NCCL chooses on each host separately: two hosts that chose differently cannot connect, "
     "and the first communicator fails or hangs.",
     fix=Fix(
-        look("ibstat", "bring the RDMA port of the odd host up"),
+        look(shell("ibstat"), "bring the RDMA port of the odd host up"),
         alternatives=[Fix(export(NCCL_IB_DISABLE="1"))],
     ),
 )
@@ -111,7 +111,7 @@ RDMA_PORT_DOWN = Kind(
     title="An RDMA port is down on this host and up on the others",
     why="NCCL ignores the port: the GPUs next to it share the ports that are left, or rails do "
     "not match.",
-    fix=Fix(look("ibstat", "check the cable, the switch port and the subnet manager")),
+    fix=Fix(look(shell("ibstat"), "check the cable, the switch port and the subnet manager")),
     severity=Severity.WARN,
 )
 RDMA_UNCONFIGURED = Kind(
@@ -121,8 +121,8 @@ RDMA_UNCONFIGURED = Kind(
     why="Until then it carries no data: NCCL ignores it, and uses sockets if no other port is "
     "left.",
     fix=Fix(
-        look("sminfo", "whether a subnet manager answers"),
-        look("ibstat"),
+        look(shell("sminfo"), "whether a subnet manager answers"),
+        look(shell("ibstat")),
         alternatives=["start the fabric's subnet manager (on its switch, or opensm on one host)"],
     ),
     severity=Severity.WARN,
@@ -134,7 +134,7 @@ RDMA_UNUSABLE = Kind(
     why="NCCL ignores such devices, with a line in its log: it uses sockets, or fewer ports than "
     "its peers, and channels without a peer hang.",
     fix=Fix(
-        Step("# docker run --device=/dev/infiniband --ulimit memlock=-1"),
+        Step(shell("# docker run --device=/dev/infiniband --ulimit memlock=-1")),
         alternatives=["in Kubernetes: the RDMA device plug-in"],
     ),
     severity=Severity.WARN,
@@ -142,14 +142,14 @@ RDMA_UNUSABLE = Kind(
 _VARIABLES = ("NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET", "NCCL_NET_PLUGIN")
 _LIBRARY_FIX = "install libibverbs1 (rdma-core) in the image of every host"
 _NONE_LEFT = Fix(
-    look("ibstat", "bring an RDMA port of the host up"),
-    alternatives=[Fix(Step("unset NCCL_NET", On.EVERY))],
+    look(shell("ibstat"), "bring an RDMA port of the host up"),
+    alternatives=[Fix(Step(shell("unset NCCL_NET"), On.EVERY))],
 )
 _NO_DEVICE = Fix(
-    look("ibv_devices"),
-    look("lspci", "load the driver, if the adapter is there"),
+    look(shell("ibv_devices")),
+    look(shell("lspci"), "load the driver, if the adapter is there"),
     alternatives=[
-        Fix(Step("# docker run --device=/dev/infiniband")),
+        Fix(Step(shell("# docker run --device=/dev/infiniband"))),
         Fix(export(NCCL_IB_DISABLE="1")),
     ],
 )

@@ -17,6 +17,7 @@ from nccl_doctor.api import (
     Severity,
     Step,
     Where,
+    shell,
 )
 
 EFA_BLOCKED = Kind(
@@ -30,7 +31,7 @@ EFA_BLOCKED = Kind(
     severity=Severity.INFO,
 )
 EFA_FIX = Fix(
-    Step("# docker run --device=/dev/infiniband --ulimit memlock=-1"),
+    Step(shell("# docker run --device=/dev/infiniband --ulimit memlock=-1")),
     alternatives=["in Kubernetes: a limit vpc.amazonaws.com/efa (EFA device plug-in)"],
 )
 _EFA_ERROR = "unable to insert remote address"

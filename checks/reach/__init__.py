@@ -89,7 +89,7 @@ TLS = Kind(
     why=_FETCHES,
     fix=Fix(
         Step(
-            "# export REQUESTS_CA_BUNDLE=FILE SSL_CERT_FILE=FILE",
+            shell("# export REQUESTS_CA_BUNDLE=FILE SSL_CERT_FILE=FILE"),
             note="a bundle that has the certificate of the company's proxy",
         )
     ),
@@ -190,11 +190,15 @@ def _finding(kind: Kind, url: str, failed: Mapping[str, Facts], good: Sequence[F
 
 
 _SET_CLOCK = Fix(
-    look("date -u", "is the clock of this host wrong?"),
-    Step("chronyc makestep", note="if it is; as root", persists=True),
+    look(shell("date -u"), "is the clock of this host wrong?"),
+    Step(shell("chronyc makestep"), note="if it is; as root", persists=True),
     alternatives=[
         Fix(
-            Step("timedatectl set-ntp true", undo="timedatectl set-ntp false", persists=True),
+            Step(
+                shell("timedatectl set-ntp true"),
+                undo=shell("timedatectl set-ntp false"),
+                persists=True,
+            ),
         ),
         "the server needs a new certificate",
     ],

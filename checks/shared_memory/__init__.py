@@ -64,6 +64,7 @@ from nccl_doctor.api import (
     Step,
     Where,
     look,
+    shell,
 )
 from nccl_doctor.toolkit.cgroup import cgroup_limits
 from nccl_doctor.toolkit.containers import container_of
@@ -105,7 +106,8 @@ SHM_STALE = Kind(
     why="A process that was killed leaves its files there; they take memory until the next boot.",
     fix=Fix(
         look(
-            "fuser -v /dev/shm/*", "remove the files that are not listed: no process has them open"
+            shell("fuser -v /dev/shm/*"),
+            "remove the files that are not listed: no process has them open",
         )
     ),
     severity=Severity.INFO,
@@ -116,7 +118,9 @@ SHM_FILLED = Kind(
     title="Files that no process has open fill /dev/shm",
     why="Somebody keeps data there, or a program that is gone left them: they take the room that "
     "the job needs, and a larger /dev/shm may fill up as well.",
-    fix=Fix(look("ls -l /dev/shm", "move what somebody needs to a disk, and remove the rest")),
+    fix=Fix(
+        look(shell("ls -l /dev/shm"), "move what somebody needs to a disk, and remove the rest")
+    ),
     severity=Severity.WARN,
 )
 
@@ -275,11 +279,13 @@ def _told(facts: Mapping[str, Any]) -> tuple[Kind, str]:
         return NO_MEMORY_LEFT, ""
     if os.strerror(errno.EROFS) in error:
         other = "in a container: take the read-only mount of /dev/shm out of its settings"
-        step = Step("mount -o remount,rw /dev/shm", undo="mount -o remount,ro /dev/shm")
+        step = Step(
+            shell("mount -o remount,rw /dev/shm"), undo=shell("mount -o remount,ro /dev/shm")
+        )
         return NOT_WRITABLE, Fix(step, alternatives=[Fix(text=other)])
     if os.strerror(errno.EACCES) in error or os.strerror(errno.EPERM) in error:
         other = Fix(text="if it has those rights: look at SELinux or AppArmor")
-        return NOT_WRITABLE, Fix(Step("chmod 1777 /dev/shm"), alternatives=[other])
+        return NOT_WRITABLE, Fix(Step(shell("chmod 1777 /dev/shm")), alternatives=[other])
     return SHM_TOO_SMALL, more_room(facts)
 
 

@@ -11,17 +11,17 @@ from .left import Group, how_to_remove
 
 _OF_CONTAINER: Mapping[str, str] = {
     "kubernetes": "an emptyDir with medium: Memory on /dev/shm",
-    "docker": Fix(Step("# docker run --shm-size=16g")),
-    "podman": Fix(Step("# podman run --shm-size=16g")),
+    "docker": Fix(Step(shell("# docker run --shm-size=16g"))),
+    "podman": Fix(Step(shell("# podman run --shm-size=16g"))),
 }
 MORE_ROOM = Fix(
-    Step("mount -o remount,size=50% /dev/shm", note="as root, on the host"),
+    Step(shell("mount -o remount,size=50% /dev/shm"), note="as root, on the host"),
     alternatives=[_OF_CONTAINER["docker"], f"in Kubernetes: {_OF_CONTAINER['kubernetes']}"],
 )
 MOUNT = Fix(
     Step(
-        "mkdir -p /dev/shm && mount -t tmpfs -o size=50% tmpfs /dev/shm",
-        undo="umount /dev/shm",
+        shell("mkdir -p /dev/shm && mount -t tmpfs -o size=50% tmpfs /dev/shm"),
+        undo=shell("umount /dev/shm"),
         note="as root",
     ),
     alternatives=["in a container: Docker and Kubernetes mount one if nothing hides /dev"],

@@ -59,6 +59,7 @@ from nccl_doctor.api import (
     Where,
     fill,
     look,
+    shell,
 )
 from nccl_doctor.toolkit.kernel_waits import Cause as StuckCause
 from nccl_doctor.toolkit.kernel_waits import cause_of as stuck_cause
@@ -72,8 +73,8 @@ PROCESS_STUCK = Kind(
     why="They cannot be killed, and keep their resources; a job will wait for the same thing that "
     "they wait for.",
     fix=Fix(
-        look("dmesg | grep -A 20 'blocked for more than'", "where they wait"),
-        Step("# cat /proc/PID/stack", note="as root", shows=True),
+        look(shell("dmesg | grep -A 20 'blocked for more than'"), "where they wait"),
+        Step(shell("# cat /proc/PID/stack"), note="as root", shows=True),
     ),
     severity=Severity.WARN,
 )

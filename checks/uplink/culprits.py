@@ -27,8 +27,8 @@ from nccl_doctor.toolkit.peers.matrix import first_calls
 
 _CHECK = "check the cable, the transceiver and the switch port"
 CABLE = Fix(
-    look("ip -br link"),
-    look("ethtool NIC", f"if it says Link detected: no: {_CHECK}"),
+    look(shell("ip -br link")),
+    look(shell("ethtool NIC"), f"if it says Link detected: no: {_CHECK}"),
 )
 _LOST = ("silent", "no-neighbour", "unreachable")
 _TWICE = 2
@@ -152,7 +152,7 @@ def _by_carrier(view: View, kind: Kind) -> Finding | None:
             f"the carrier went away and came back during the run: {shown}",
             Where(hosts=(host,), interfaces=tuple(sorted(nic["name"] for nic, _ in view.flapped))),
             {"interfaces": view.last["interfaces"]},
-            fix=Fix(look("dmesg -T | grep -i link", f"shows when; then {_CHECK}")),
+            fix=Fix(look(shell("dmesg -T | grep -i link"), f"shows when; then {_CHECK}")),
             confidence=Confidence.LIKELY,
         )
     return None
@@ -257,7 +257,7 @@ def _by_answers(answers: _Answers, kind: Kind, master: Host | None) -> Iterator[
             Where(links=((ends[0], ends[1]), (ends[1], ends[0]))),
             _shown(answers, pairs),
             fix=Fix(
-                look("ip -br link", "is the interface UP, and the other host?"),
+                look(shell("ip -br link"), "is the interface UP, and the other host?"),
                 alternatives=[Fix(text="check the cables and the switch ports of both")],
             ),
             confidence=Confidence.LIKELY,

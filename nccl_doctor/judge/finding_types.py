@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from nccl_doctor.model.commands import Command
 from nccl_doctor.model.findings import Confidence, Finding, Kind, Layer, Severity, Where
 from nccl_doctor.model.fixes import Fix, On, Step
 
@@ -44,9 +45,9 @@ _FINDING: Mapping[str, tuple[type, ...]] = {
     "timed_out": (bool,),
 }
 _STEP: Mapping[str, tuple[type, ...]] = {
-    "command": _TEXT,
+    "command": (Command,),
     "on": (On, tuple),
-    "undo": _TEXT,
+    "undo": (Command,),
     "note": _TEXT,
     "persists": (bool,),
     "shows": (bool,),

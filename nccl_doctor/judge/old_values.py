@@ -62,7 +62,7 @@ class _OldValues:
         return self._known[key]
 
     def _split(self, step: Step, names: list[str], where: Where) -> tuple[Step, ...]:
-        by_undo: dict[str, list[str]] = {}
+        by_undo: dict[Command, list[str]] = {}
         for host in self._hosts.of(step, where):
             by_undo.setdefault(self._undo(step, names, host), []).append(host)
         if len(by_undo) < 2:
@@ -72,7 +72,7 @@ class _OldValues:
     def _undo(self, step: Step, names: list[str], host: str) -> Command:
         envs = self._envs.get(host)
         if not envs:
-            return Command(step.undo)
+            return step.undo
         had: dict[str, str] = {}
         for name in names:
             values = {env.get(name) for env in envs}
@@ -82,7 +82,7 @@ class _OldValues:
             if value is not None:
                 had[name] = value
         if not had:
-            return Command(step.undo)
+            return step.undo
         back = shell("export {}", [shell("{:variable}={}", *each) for each in had.items()])
         lacking = [name for name in names if name not in had]
         if lacking and step.undo:

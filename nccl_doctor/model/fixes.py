@@ -20,6 +20,7 @@ from nccl_doctor.model.json_node import Node
 
 _UNKNOWN = re.compile(rf"\b(?:{'|'.join(UNKNOWN)})\b")
 _QUOTED_OR_UNKNOWN = re.compile(rf"""('[^']*'|"[^"]*"|\b(?:{"|".join(UNKNOWN)})\b)""")
+_NOTHING = Command()
 
 
 class On(str, Enum):
@@ -34,9 +35,12 @@ class On(str, Enum):
 class Step:
     """One command of a fix.
 
+    A text is no command: a `TypeError` says how to make one of it.
+
     Attributes:
-        command: one line that bash and zsh take as it is. Where a value is not known, it is named
-            in capitals (ADDRESS, NIC), and the line begins with `# `, so that no shell runs it.
+        command: one line that bash and zsh take as it is, made by `shell`. Where a value is not
+            known, it is named in capitals (ADDRESS, NIC), and the line begins with `# `, so that
+            no shell runs it.
         on: which hosts, or their names.
         undo: the command that takes it back; empty if there is none, or it needs none.
         note: a few words for the line above the command.
@@ -44,12 +48,17 @@ class Step:
         shows: whether it changes nothing: it shows what a person has to know to go on.
     """
 
-    command: str
+    command: Command
     on: On | tuple[str, ...] = On.HERE
-    undo: str = ""
+    undo: Command = _NOTHING
     note: str = ""
     persists: bool = False
     shows: bool = False
+
+    def __post_init__(self) -> None:
+        for line in (self.command, self.undo):
+            if not isinstance(line, Command):
+                raise TypeError(f"a step takes a command, not the text {line!r}: use shell(...)")
 
 
 class Fix(str):
@@ -115,7 +124,7 @@ def export(**variables: str) -> Step:
     return Step(shell("export {}", given), On.EVERY, undo=undo)
 
 
-def look(command: str, note: str = "", *, on: On | tuple[str, ...] = On.HERE) -> Step:
+def look(command: Command, note: str = "", *, on: On | tuple[str, ...] = On.HERE) -> Step:
     """The step that only shows something; `note`: what, and what a person does then.
 
     A comment where a word of `UNKNOWN` is left in it.
@@ -271,10 +280,11 @@ def _steps_of(node: Node) -> tuple[Step, ...]:
 
 
 def _step(node: Node) -> Step:
+    """A step as the file has it; `judge.own_fixes` says which of them are this program's."""
     return Step(
-        command=node.get("command", str),
+        Command(node.get("command", str)),
         on=node.many("hosts", str),
-        undo=node.get("undo", str, ""),
+        undo=Command(node.get("undo", str, "")),
         note=node.get("note", str, ""),
         persists=node.get("persists", bool, False),
         shows=node.get("shows", bool, False),

@@ -14,6 +14,7 @@ changes no verdict.
 
 from __future__ import annotations
 
+from nccl_doctor.model.commands import shell
 from nccl_doctor.model.findings import Kind, Layer, Severity
 from nccl_doctor.model.fixes import Fix, On, Step, look
 
@@ -24,7 +25,9 @@ CHECK_UNUSABLE = Kind(
     why="The faults that this check looks for were not looked for, so PASS is not possible.",
     fix=Fix(
         text="repair or uninstall the named distribution",
-        alternatives=[Fix(Step("# --ignore check-unusable", note="in the line of nccl-doctor"))],
+        alternatives=[
+            Fix(Step(shell("# --ignore check-unusable"), note="in the line of nccl-doctor"))
+        ],
     ),
     severity=Severity.WARN,
 )
@@ -36,7 +39,9 @@ CHECK_BROKE = Kind(
     why="The facts were gathered but not all of them were judged, so a fault may be missed.",
     fix=Fix(
         text="report it with the JSON report of this run",
-        alternatives=[Fix(Step("# --ignore NAME", note="leaves the check of that name out"))],
+        alternatives=[
+            Fix(Step(shell("# --ignore NAME"), note="leaves the check of that name out"))
+        ],
     ),
     severity=Severity.WARN,
 )
@@ -48,9 +53,9 @@ RANK_SILENT = Kind(
     why="It was killed, frozen or cut off during the examination. The job would lose it in the "
     "same way, and the other ranks would wait for it until a time-out.",
     fix=Fix(
-        look("dmesg -T | tail"),
+        look(shell("dmesg -T | tail")),
         look(
-            "ps -eo pid,stat,wchan:30,args | grep ' [TD]'",
+            shell("ps -eo pid,stat,wchan:30,args | grep ' [TD]'"),
             "processes that are stopped, or wait in the kernel",
         ),
         alternatives=["look at the scheduler's log"],
@@ -67,7 +72,7 @@ RANK_KILLED = Kind(
     "often comes from the kernel, when memory runs out; the job would lose the rank in the same "
     "way, and the other ranks would wait for it until a time-out.",
     fix=Fix(
-        look("dmesg -T | grep -i -e oom -e killed", "who killed it"),
+        look(shell("dmesg -T | grep -i -e oom -e killed"), "who killed it"),
         alternatives=["look at the memory limit of the job's cgroup, and the scheduler's log"],
     ),
     severity=Severity.WARN,
@@ -79,7 +84,8 @@ RUN_INTERRUPTED = Kind(
     title="The run was stopped before it was complete",
     why="Whatever had not been examined by then is not known to be good.",
     fix=Fix(
-        text="run again", alternatives=[Fix(Step("# --timeout NUMBER", note="if it had no time"))]
+        text="run again",
+        alternatives=[Fix(Step(shell("# --timeout NUMBER"), note="if it had no time"))],
     ),
     severity=Severity.WARN,
 )
@@ -113,7 +119,7 @@ MESSAGE_REFUSED = Kind(
     "message of nccl-doctor, comes from a broken participant or from a stranger. What its sender "
     "had to say is not known.",
     fix=Fix(
-        Step("# --key FILE", On.EVERY, note="the same file for all hosts"),
+        Step(shell("# --key FILE"), On.EVERY, note="the same file for all hosts"),
         alternatives=["let only the hosts of the job reach MASTER_PORT"],
     ),
     severity=Severity.WARN,
@@ -126,8 +132,8 @@ KEY_DIFFERS = Kind(
     why="With --key, only messages made with the same key are taken: nothing that this participant "
     "says can be believed, and it believes nobody. Or a stranger took its name.",
     fix=Fix(
-        Step("# --key FILE", On.EVERY, note="the same file for all hosts"),
-        look("sha256sum FILE", "prints the same on all", on=On.EVERY),
+        Step(shell("# --key FILE"), On.EVERY, note="the same file for all hosts"),
+        look(shell("sha256sum FILE"), "prints the same on all", on=On.EVERY),
     ),
     severity=Severity.WARN,
 )
@@ -148,7 +154,7 @@ DOCTOR_DIFFERS = Kind(
     layer=Layer.LAUNCH,
     title="Hosts run different versions of nccl-doctor",
     why="They may understand each other's messages wrongly, or not at all.",
-    fix=Fix(look("nccl-doctor --version", "install the same one everywhere", on=On.EVERY)),
+    fix=Fix(look(shell("nccl-doctor --version"), "install the same one everywhere", on=On.EVERY)),
     severity=Severity.WARN,
 )
 
@@ -189,7 +195,7 @@ SSH_FAILED = Kind(
     title="A host cannot be reached by ssh",
     why="Launchers that read a hostfile (deepspeed, mpirun) start the job's ranks by ssh. No rank "
     "would start on this host, and the other hosts would wait for it.",
-    fix=Fix(look("ssh -o BatchMode=yes NAME true", "has to work", on=LAUNCHING)),
+    fix=Fix(look(shell("ssh -o BatchMode=yes NAME true"), "has to work", on=LAUNCHING)),
 )
 
 REMOTE_COMMAND_FAILED = Kind(
@@ -220,7 +226,9 @@ SLOWER = Kind(
     why="The same measurement on the same hosts gave better values before, so something has "
     "changed. At every step the job waits for its slowest part.",
     fix=Fix(
-        look("nccl-doctor report diff FILE NAME", "what else has changed; NAME is this report"),
+        look(
+            shell("nccl-doctor report diff FILE NAME"), "what else has changed; NAME is this report"
+        ),
         alternatives=["check negotiated speed, errors, counters, clocks, and load of the host"],
     ),
     severity=Severity.WARN,
@@ -244,7 +252,7 @@ BASELINE_SHORT = Kind(
     why="Speeds vary from run to run; several runs are needed to know by how much.",
     fix=Fix(
         Step(
-            '# --baseline FOLDER --json FOLDER/"$(date +%F)".json',
+            shell('# --baseline FOLDER --json FOLDER/"$(date +%F)".json'),
             note="keeps the reports of these hosts, one for each day",
         )
     ),

@@ -88,7 +88,9 @@ def _body(steps: Steps, places: Places, findings: Sequence[Finding], host: str) 
             for step in own:
                 yield from _step(step)
             for other in fix.alternatives:
-                instead = [step.command for step in steps.of_host(other, finding.where, host)]
+                instead: list[str] = [
+                    step.command for step in steps.of_host(other, finding.where, host)
+                ]
                 for line in instead or ([] if other.steps else [other]):
                     yield f"# or: {safe(line)}"
 

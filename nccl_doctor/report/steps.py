@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from nccl_doctor.model.commands import Command
 from nccl_doctor.model.findings import Finding, Where
 from nccl_doctor.model.fixes import Fix, Step, StepHosts
 from nccl_doctor.model.report import Report
@@ -118,7 +119,7 @@ class Steps:
     @staticmethod
     def _typed_alike(steps: Sequence[Step]) -> list[list[int]]:
         """Indices of steps; together those that differ in their hosts and their undo only."""
-        runs = groupby(range(len(steps)), lambda i: replace(steps[i], on=(), undo=""))
+        runs = groupby(range(len(steps)), lambda i: replace(steps[i], on=(), undo=Command()))
         return [list(run) for _, run in runs]
 
 

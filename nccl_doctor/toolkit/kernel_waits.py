@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from nccl_doctor.model.commands import shell
 from nccl_doctor.model.fixes import Fix, Step, look
 
 
@@ -28,15 +29,15 @@ def _cause(words: str, channel: str, name: str = "", mounts: str = "", fix: str 
     return Cause(words, re.compile(channel), by_name, tuple(mounts.split()), fix)
 
 
-_NOT_RESPONDING = look("dmesg | grep -i 'not responding'", "which server; bring it back")
-_UNMOUNT = Fix(Step("# umount -f -l MOUNT", persists=True))
+_NOT_RESPONDING = look(shell("dmesg | grep -i 'not responding'"), "which server; bring it back")
+_UNMOUNT = Fix(Step(shell("# umount -f -l MOUNT"), persists=True))
 _SERVER = Fix(_NOT_RESPONDING, alternatives=[_UNMOUNT])
 GPU_DRIVER = _cause(
     "NVIDIA's driver",
     r"nvidia|_?nv_|_nv\d|nvkms|uvm_|rm_|os_acquire_",
     r"nvidia-|nv-hostengine|nv-fabric",
     fix=Fix(
-        look("dmesg | grep -e NVRM -e Xid", "shows which GPU"),
+        look(shell("dmesg | grep -e NVRM -e Xid"), "shows which GPU"),
         alternatives=["if it does not recover: reboot the host"],
     ),
 )
@@ -48,21 +49,21 @@ CAUSES = (
         r"ll_|ptlrpc|ldlm_|osc_|lov_|mdc_|obd_|cl_(io|lock|page|sync)_",
         r"mount\.lustre",
         "lustre",
-        Fix(look("lfs check servers"), _NOT_RESPONDING, alternatives=[_UNMOUNT]),
+        Fix(look(shell("lfs check servers")), _NOT_RESPONDING, alternatives=[_UNMOUNT]),
     ),
     _cause(
         "Ceph",
         r"ceph",
         r"mount\.ceph",
         "ceph",
-        Fix(look("ceph status"), _NOT_RESPONDING, alternatives=[_UNMOUNT]),
+        Fix(look(shell("ceph status")), _NOT_RESPONDING, alternatives=[_UNMOUNT]),
     ),
     _cause(
         "GPFS",
         r"cxi|mmfs|gpfs",
         "",
         "gpfs",
-        Fix(look("mmgetstate -a"), look("mmdiag --waiters", "shows why")),
+        Fix(look(shell("mmgetstate -a")), look(shell("mmdiag --waiters"), "shows why")),
     ),
     _cause("BeeGFS", r"Fhgfs|beegfs", "", "beegfs", _SERVER),
     _cause("9p", r"p9_|v9fs", "", "9p", "its server is outside of this virtual machine"),
@@ -73,7 +74,7 @@ CAUSES = (
         "fuse virtiofs",
         Fix(
             text="check the process that serves it",
-            alternatives=[Fix(Step("# fusermount -u -z MOUNT", persists=True))],
+            alternatives=[Fix(Step(shell("# fusermount -u -z MOUNT"), persists=True))],
         ),
     ),
     _cause(
@@ -81,18 +82,23 @@ CAUSES = (
         r"autofs",
         "",
         "autofs",
-        Fix(look("systemctl status autofs", "a server may be down")),
+        Fix(look(shell("systemctl status autofs"), "a server may be down")),
     ),
     GPU_DRIVER,
     _cause(
         "NVMe",
         r"nvme",
-        fix=Fix(look("dmesg | grep nvme"), look("nvme list", "which disk does not answer")),
+        fix=Fix(
+            look(shell("dmesg | grep nvme")), look(shell("nvme list"), "which disk does not answer")
+        ),
     ),
     _cause(
         "RDMA",
         r"ib_|mlx[45]|uverbs|rdma_|ucma_|cma_",
-        fix=Fix(look("dmesg | grep mlx5_core"), look("ibstat", "which device does not answer")),
+        fix=Fix(
+            look(shell("dmesg | grep mlx5_core")),
+            look(shell("ibstat"), "which device does not answer"),
+        ),
     ),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nccl_doctor.model.commands import shell
+from nccl_doctor.model.commands import Command, shell
 from nccl_doctor.model.fixes import Fix, Step
 
 
@@ -36,39 +36,40 @@ def more_files(number: int, soft: int | None = None, *, allowed: bool = True) ->
     if not allowed:
         return Fix(*ways[0].steps, alternatives=ways[1:])
     here = Step(
-        shell("ulimit -n {}", number), undo=shell("ulimit -n {}", soft) if soft is not None else ""
+        shell("ulimit -n {}", number),
+        undo=shell("ulimit -n {}", soft) if soft is not None else Command(),
     )
     return Fix(here, alternatives=ways)
 
 
 MORE_ADDRESSES = Fix(
-    Step("ulimit -v unlimited"),
+    Step(shell("ulimit -v unlimited")),
     alternatives=["in a batch system: request memory by another option than h_vmem"],
 )
 LOCK_MORE = Fix(
-    Step("ulimit -l unlimited"),
+    Step(shell("ulimit -l unlimited")),
     alternatives=[
-        Fix(Step("# docker run --ulimit memlock=-1")),
-        Fix(Step("# docker run --cap-add=IPC_LOCK")),
+        Fix(Step(shell("# docker run --ulimit memlock=-1"))),
+        Fix(Step(shell("# docker run --cap-add=IPC_LOCK"))),
         "in a systemd service: LimitMEMLOCK=infinity in its unit",
         _for_logins("memlock", "unlimited"),
     ],
 )
 LOCK_MORE_ROOTLESS = Fix(
     replace(_for_logins("memlock", "unlimited").steps[0], note="on the host; then log in again"),
-    Step("# podman run --ulimit memlock=-1", note="then start the container in that way"),
+    Step(shell("# podman run --ulimit memlock=-1"), note="then start the container in that way"),
     alternatives=["where a service starts it: LimitMEMLOCK=infinity in the unit of the service"],
 )
 """Root of a user namespace cannot raise the hard limit of the user who started it."""
 MORE_PROCESSES = Fix(
-    Step("ulimit -u unlimited"),
+    Step(shell("ulimit -u unlimited")),
     alternatives=[
         _for_logins("nproc", "unlimited"),
         "in a systemd service: LimitNPROC=infinity in its unit",
     ],
 )
 MORE_TASKS = Fix(
-    Step("# docker run --pids-limit=-1"),
+    Step(shell("# docker run --pids-limit=-1")),
     alternatives=[
         "in a systemd service: TasksMax=infinity in its unit",
         "in Kubernetes: podPidsLimit of the kubelet",
@@ -77,18 +78,21 @@ MORE_TASKS = Fix(
 """Where a control group limits them, and no limit of the user."""
 MORE_PROCESSES_OR_TASKS = Fix(*MORE_PROCESSES.steps, alternatives=[MORE_TASKS])
 MORE_MEMORY = Fix(
-    Step("# docker run --memory=SIZE"),
+    Step(shell("# docker run --memory=SIZE")),
     alternatives=[
-        Fix(Step("# srun --mem=SIZE", note="Slurm")),
+        Fix(Step(shell("# srun --mem=SIZE"), note="Slurm")),
         "in Kubernetes: more of resources.limits.memory",
         "start fewer ranks on the host",
     ],
 )
 NO_HIGH = Fix(
     Step(
-        "# systemctl set-property --runtime NAME MemoryHigh=infinity",
+        shell("# systemctl set-property --runtime NAME MemoryHigh=infinity"),
         note="as root; NAME is the unit",
     ),
-    alternatives=[Fix(Step("# srun --mem=SIZE", note="Slurm")), *MORE_MEMORY.alternatives[1:]],
+    alternatives=[
+        Fix(Step(shell("# srun --mem=SIZE"), note="Slurm")),
+        *MORE_MEMORY.alternatives[1:],
+    ],
 )
 """Where memory.high slows processes down."""

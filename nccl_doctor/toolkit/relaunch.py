@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nccl_doctor.model.cluster import Rank
-from nccl_doctor.model.commands import shell, unknown_in
+from nccl_doctor.model.commands import Command, shell, unknown_in
 from nccl_doctor.model.fixes import On, Step, export
 from nccl_doctor.model.launch import ENDPOINT, OPTIONS, OWN, Launch
 
@@ -61,7 +61,7 @@ def _given(launch: Launch, field: str, new: str) -> tuple[str, str, str]:
 
 def _step(name: str, old: str, new: str, on: On | tuple[str, ...]) -> Step:
     if name.startswith("--"):
-        undo = shell("# {:option} {}", name, old) if old else ""
+        undo = shell("# {:option} {}", name, old) if old else Command()
         return Step(
             shell("# {:option} {}", name, new),
             on,

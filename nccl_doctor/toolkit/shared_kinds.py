@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nccl_doctor.model.commands import shell
 from nccl_doctor.model.findings import Kind, Layer, Severity
 from nccl_doctor.model.fixes import Fix, On, Step, export, look
 
@@ -26,7 +27,7 @@ ADDR_LOOPBACK = Kind(
     "to themselves.",
     fix=Fix(
         Step(
-            "# export MASTER_ADDR=ADDRESS",
+            shell("# export MASTER_ADDR=ADDRESS"),
             On.EVERY,
             note="of rank 0's host, on the network that the hosts share",
         )
@@ -54,7 +55,7 @@ HOST_ANSWERS_LATE = Kind(
     why="The connection stands and the data has arrived, but the process that is to read it does "
     "not run: the CPUs are busy, or limited. A job there is as late, and in each collective all "
     "ranks wait for the slowest one.",
-    fix=Fix(look("top -b -n 1 -o %CPU | head -n 20", "shows what uses the CPUs")),
+    fix=Fix(look(shell("top -b -n 1 -o %CPU | head -n 20"), "shows what uses the CPUs")),
     severity=Severity.INFO,
     delays=True,
 )
@@ -87,8 +88,8 @@ GPU_UNHEALTHY = Kind(
     "A GPU or its driver does not work",
     "Work on this GPU fails, hangs or gives wrong results, and all other ranks wait for it.",
     Fix(
-        look("dmesg | grep -e Xid -e NVRM"),
-        look("nvidia-smi"),
+        look(shell("dmesg | grep -e Xid -e NVRM")),
+        look(shell("nvidia-smi")),
         alternatives=["drain and reboot the host"],
     ),
     drains=True,
@@ -117,9 +118,9 @@ GPU_SLOW = Kind(
     "A GPU is slower than it should be",
     "Every step of the job takes as long as its slowest GPU.",
     Fix(
-        look("nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE"),
+        look(shell("nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE")),
         look(
-            "nvidia-smi --query-compute-apps=gpu_uuid,pid,process_name --format=csv",
+            shell("nvidia-smi --query-compute-apps=gpu_uuid,pid,process_name --format=csv"),
             "other processes on the GPU",
         ),
     ),
@@ -131,7 +132,7 @@ BANDWIDTH_LOW = Kind(
     "Collectives are much slower here than in other groups of the same kind",
     "a collective over all ranks runs at the speed of its slowest part",
     Fix(
-        look("nvidia-smi topo -m", "inside a host: PCIe, NVLink and NUMA binding"),
+        look(shell("nvidia-smi topo -m"), "inside a host: PCIe, NVLink and NUMA binding"),
         alternatives=["between hosts: look at the NIC, its negotiated speed, and the switch port"],
     ),
     Severity.WARN,
@@ -172,11 +173,11 @@ FABRIC_MANAGER_DOWN = Kind(
     "initialized`).",
     Fix(
         Step(
-            "systemctl start nvidia-fabricmanager",
+            shell("systemctl start nvidia-fabricmanager"),
             note="its version must equal the driver's",
-            undo="systemctl stop nvidia-fabricmanager",
+            undo=shell("systemctl stop nvidia-fabricmanager"),
         ),
-        look("nvidia-smi -q | grep -A2 Fabric", "until it says Completed"),
+        look(shell("nvidia-smi -q | grep -A2 Fabric"), "until it says Completed"),
     ),
     drains=True,
 )
@@ -187,8 +188,10 @@ PCIE_ERRORS = Kind(
     "Each corrected error sends a packet again; an uncorrected error loses it, and the GPU or the "
     "card may fall off the bus.",
     Fix(
-        look("lspci -vvs ADDRESS", "reseat the card, its riser or cable, or use another slot"),
-        look("dmesg | grep -e AER -e 'PCIe Bus Error'"),
+        look(
+            shell("lspci -vvs ADDRESS"), "reseat the card, its riser or cable, or use another slot"
+        ),
+        look(shell("dmesg | grep -e AER -e 'PCIe Bus Error'")),
     ),
     Severity.WARN,
 )
@@ -199,8 +202,8 @@ MEMORY_ERRORS = Kind(
     "A module that had errors will probably have more, and an error that cannot be corrected ends "
     "the process that needs the data, or the machine.",
     Fix(
-        look("dmesg | grep -e EDAC -e 'Hardware Error'"),
-        look("ras-mc-ctl --errors"),
+        look(shell("dmesg | grep -e EDAC -e 'Hardware Error'")),
+        look(shell("ras-mc-ctl --errors")),
         alternatives=["have the module replaced at the next maintenance"],
     ),
     Severity.WARN,
@@ -216,7 +219,7 @@ MEMORY_FAILING = Kind(
     "The kernel removes the page: a process that needs it is killed (SIGBUS), and if the kernel "
     "itself needs it, the machine stops.",
     Fix(
-        look("dmesg | grep -e EDAC -e 'Hardware Error'"),
+        look(shell("dmesg | grep -e EDAC -e 'Hardware Error'")),
         alternatives=["drain the host and have the module replaced"],
     ),
     drains=True,

@@ -48,9 +48,12 @@ def shortage_of(error: BaseException) -> Shortage | None:
 
         return Shortage(words, more_files(65536))
     if number == errno.ENFILE:
+        from nccl_doctor.model.commands import shell
         from nccl_doctor.model.fixes import Fix, look
 
-        fix = Fix(look("sysctl fs.file-max", "the limit"), look("cat /proc/sys/fs/file-nr"))
+        fix = Fix(
+            look(shell("sysctl fs.file-max"), "the limit"), look(shell("cat /proc/sys/fs/file-nr"))
+        )
         return Shortage("no file can be opened on this host (fs.file-max)", fix)
     if number == errno.ENOMEM or isinstance(error, MemoryError):
         return _no_memory()

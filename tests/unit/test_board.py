@@ -8,9 +8,10 @@ import pytest
 
 from nccl_doctor.gather import progress
 from nccl_doctor.gather.board import MOST_LINES, Phase, Row, Step, lay_out, phase_of
+from nccl_doctor.model.commands import shell
 from nccl_doctor.model.findings import Layer
 
-WAITS = Step("waiting for node 1", 12.3, 25.0, Phase.SIGN_IN)
+WAITS = Step(shell("waiting for node 1"), 12.3, 25.0, Phase.SIGN_IN)
 
 
 def test_few_hosts_have_a_line_each() -> None:
@@ -50,7 +51,7 @@ def test_what_a_host_is_called_moves_no_cursor() -> None:
 
 
 def test_a_limit_is_never_shown_as_passed_and_phases_follow_the_layers() -> None:
-    assert Step("x", 31.0, 30.0).line() == "x (30 of 30 s)"
+    assert Step(shell("x"), 31.0, 30.0).line() == "x (30 of 30 s)"
     phases = [phase_of(layer) for layer in sorted(Layer, key=lambda layer: layer.order)]
     assert phases == sorted(phases)
 

@@ -28,7 +28,6 @@ MAKERS = {
     Path("nccl_doctor/toolkit/advice.py"),  # tables of ours, and what it looks through
     Path("checks/gpu_state/xid.py"),  # a table of ours
     Path("nccl_doctor/judge/own_fixes.py"),  # comments of a file
-    Path("nccl_doctor/judge/old_values.py"),  # the undo of a step, as it is
 }
 """Modules that may call a text a command."""
 
@@ -60,16 +59,23 @@ def test_a_value_is_a_word(template: str, values: tuple[object, ...], line: str)
     assert shell(template, *values) == line
 
 
+def test_a_text_is_no_command() -> None:
+    command = shell("umount {}", "/a")
+    for command_, undo in (("umount /a", command), (command, "mount /a")):
+        with pytest.raises(TypeError, match=r"not the text '.*mount /a': use shell"):
+            Step(command_, undo=undo)  # type: ignore[arg-type]
+
+
 def test_fields_and_values_are_as_many() -> None:
     with pytest.raises(ValueError, match="fewer fields"):
         shell("a {}", 1, 2)
 
 
 def test_a_value_is_not_filled_again() -> None:
-    fix = fill(fill(Fix(look("cat FILE NAME")), FILE="a NAME'"), NAME="$(x)")
+    fix = fill(fill(Fix(look(shell("cat FILE NAME"))), FILE="a NAME'"), NAME="$(x)")
     assert [step.command for step in steps_of(fix)] == ["""cat 'a NAME'"'"'' '$(x)'"""]
     assert isinstance(fix, Fix)
-    option = fill(Fix(Step("# umount MOUNT", undo="mount MOUNT")), MOUNT="-a")
+    option = fill(Fix(Step(shell("# umount MOUNT"), undo=shell("mount MOUNT"))), MOUNT="-a")
     assert [(step.command, step.undo) for step in steps_of(option)] == [
         ("# umount -a", "# mount -a")
     ]
@@ -104,7 +110,7 @@ def test_the_canary_sings() -> None:
 
 
 def test_no_line_is_put_together_by_hand() -> None:
-    """Commands in the source are literals, or give each value to `shell`."""
+    """Commands in the source are made by `shell`, of a template that is a literal."""
     wrong = [f"{path}:{line}" for path, tree in OURS.items() for line in _by_hand(path, tree)]
     assert wrong == []
 
@@ -118,19 +124,10 @@ def _by_hand(path: Path, tree: ast.Module) -> Iterator[int]:
         name = getattr(call.func, "id", "")
         if name not in imported:
             continue
-        given = [word.value for word in call.keywords if word.arg in ("command", "undo")]
-        if name in ("Step", "look"):
-            given += call.args[:1]
-        elif name == "shell":
-            if not names.is_literal(call.args[0]):
-                yield call.lineno
-            continue
-        elif name == "Command":
-            if call.args and path not in MAKERS:
-                yield call.lineno
-            continue
-        if name in ("Step", "look", "replace") and path not in MAKERS:
-            yield from (each.lineno for each in given if not names.is_command(each))
+        if (name == "shell" and not names.is_literal(call.args[0])) or (
+            name == "Command" and call.args and path not in MAKERS
+        ):
+            yield call.lineno
 
 
 def _imported(tree: ast.Module) -> Iterator[ast.alias]:
@@ -146,7 +143,6 @@ class _Names:
 
     def __init__(self, tree: ast.Module) -> None:
         self.values: dict[str, list[ast.expr]] = {}
-        self.commands: set[str] = set()
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign):
                 for target in node.targets:
@@ -155,10 +151,6 @@ class _Names:
                 value := getattr(node, "value", None) or getattr(node, "iter", None)
             ):
                 self._note(node.target, value)
-            elif isinstance(node, ast.arg) and _is_command(node.annotation):
-                self.commands.add(node.arg)
-            elif isinstance(node, ast.FunctionDef) and _is_command(node.returns):
-                self.commands.add(node.name)
 
     def _note(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Name):
@@ -183,34 +175,3 @@ class _Names:
                 known = self.values.get(of.id, ())
                 return bool(known) and all(map(self.is_literal, known))
         return False
-
-    def is_command(self, of: ast.expr) -> bool:
-        match of:
-            case ast.Constant():
-                return True
-            case ast.IfExp():
-                return self.is_command(of.body) and self.is_command(of.orelse)
-            case ast.Tuple():  # of a loop
-                return all(map(self.is_command, of.elts))
-            case ast.Attribute():
-                return of.attr in ("command", "undo")
-            case ast.Call(func=ast.Name() | ast.Attribute()):
-                name = getattr(of.func, "id", getattr(of.func, "attr", ""))
-                return name in ("shell", "Command", *self.commands, *ELSEWHERE)
-            case ast.Name():
-                known = self.values.get(of.id, ())
-                return of.id in self.commands or (bool(known) and all(map(self.is_command, known)))
-        return False
-
-
-ELSEWHERE = {
-    node.name
-    for tree in OURS.values()
-    for node in ast.walk(tree)
-    if isinstance(node, ast.FunctionDef) and getattr(node.returns, "id", "") == "Command"
-}
-"""Functions that return a `Command`, as mypy proves."""
-
-
-def _is_command(annotation: ast.expr | None) -> bool:
-    return isinstance(annotation, ast.Name) and annotation.id == "Command"

@@ -12,6 +12,7 @@ import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.api import (
+    Command,
     Finding,
     Fix,
     Launch,
@@ -24,6 +25,7 @@ from nccl_doctor.api import (
     fill,
     fill_each,
     look,
+    shell,
     word,
 )
 from nccl_doctor.judge.causes import fold
@@ -47,7 +49,9 @@ from tests.support.rows import each_row
 SHUT = kind("port-shut", Layer.PORT)
 RISK = kind("a-risk", Layer.ROUTE, Severity.WARN)
 HOSTS = ("ux0", "ux1", "ux2", "ux3", "ux4", "ux5")
-LET_IN = Step("iptables -I INPUT -s 192.168.77.1 -j ACCEPT", undo="iptables -D INPUT 1")
+LET_IN = Step(
+    shell("iptables -I INPUT -s 192.168.77.1 -j ACCEPT"), undo=shell("iptables -D INPUT 1")
+)
 
 
 def report_of(*findings: Finding, hosts=HOSTS) -> Report:
@@ -80,11 +84,11 @@ def test_hosts_of_a_step(on, where, head):
 
 
 def test_commands_stand_alone_and_are_never_wrapped():
-    long = Step("sysctl -w " + "net.ipv4.x=1 " * 20 + "a=2", note="both", persists=True)
+    long = Step(Command("sysctl -w " + "net.ipv4.x=1 " * 20 + "a=2"), note="both", persists=True)
     fix = Fix(
         LET_IN,
         long,
-        alternatives=[Fix(Step("ufw allow 1", persists=True)), Fix(text="use another port")],
+        alternatives=[Fix(Step(shell("ufw allow 1"), persists=True)), Fix(text="use another port")],
     )
     report = through_json(report_of(Finding(SHUT, "m", Where(hosts=("ux2",)), fix=fix)))
     assert fix_lines(report) == [
@@ -106,10 +110,14 @@ def test_prose_may_have_other_ways_too():
 
 
 def test_other_ways_of_another_way_stand_beside_it():
-    inner = Fix(LET_IN, alternatives=["wait", Fix(Step("reboot"))])
+    inner = Fix(LET_IN, alternatives=["wait", Fix(Step(shell("reboot")))])
     fix = Fix(text="ask the owner", alternatives=[inner, Fix(text="a", alternatives=["b"])])
     assert fix.alternatives == tuple(
-        Fix(LET_IN) if way == LET_IN.command else Fix(Step("reboot")) if way == "reboot" else way
+        Fix(LET_IN)
+        if way == LET_IN.command
+        else Fix(Step(shell("reboot")))
+        if way == "reboot"
+        else way
         for way in (LET_IN.command, Fix(text="wait"), "reboot", Fix(text="a"), Fix(text="b"))
     )
 
@@ -154,7 +162,7 @@ def test_a_report_of_an_older_version_has_text_only():
 
 def test_folding_looks_at_the_steps():
     def found(host: str, undo: str) -> Finding:
-        return Finding(SHUT, "m", Where(hosts=(host,)), fix=Fix(replace(LET_IN, undo=undo)))
+        return Finding(SHUT, "m", Where(hosts=(host,)), fix=Fix(replace(LET_IN, undo=shell(undo))))
 
     (one,) = fold([found("ux0", "a"), found("ux1", "a")])
     assert (one.where.hosts, one.fix.steps[0].undo) == (("ux0", "ux1"), "a")
@@ -172,7 +180,11 @@ def test_a_fix_is_text_and_outlives_a_process():
 
 
 def test_names_in_commands_get_pseudonyms():
-    step = Step("ssh ux2 'ip route add 192.168.77.3/32 dev eth0'", undo="ssh ux2 true", note="ux3")
+    step = Step(
+        shell("ssh ux2 'ip route add 192.168.77.3/32 dev eth0'"),
+        undo=shell("ssh ux2 true"),
+        note="ux3",
+    )
     report = report_of(Finding(SHUT, "m", Where(hosts=("ux2",)), fix=Fix(step)))
     redacted, _ = redact(report, b"the key of the test")
     data = json.dumps(redacted.to_json())
@@ -243,8 +255,11 @@ def test_every_kind_says_what_a_shell_can_take():
     "nothing": " ",
 }.values())  # fmt: skip
 def test_lines_that_no_shell_takes_as_they_are_meant(command):
+    command = Command(command)
     assert wrong_lines(Fix(Step(command))) == [command]
-    assert wrong_lines(Fix(text="t", alternatives=[Fix(Step("true", undo=command))])) == [command]
+    assert wrong_lines(Fix(text="t", alternatives=[Fix(Step(shell("true"), undo=command))])) == [
+        command
+    ]
 
 
 @each_row("words", {
@@ -257,8 +272,8 @@ def test_lines_that_no_shell_takes_as_they_are_meant(command):
 def test_prose_that_holds_a_command(words):
     assert prose_with_commands(words) == [words]
     assert prose_with_commands(Fix(text="t", alternatives=[words])) == [words]
-    assert prose_with_commands(Fix(Step("true", note=words))) == [words]
-    assert prose_with_commands(Fix(Step(words), text=words)) == []
+    assert prose_with_commands(Fix(Step(shell("true"), note=words))) == [words]
+    assert prose_with_commands(Fix(Step(Command(words)), text=words)) == []
 
 
 @each_row("words", {
@@ -274,9 +289,9 @@ def test_prose_that_holds_none(words):
 
 def test_pages_of_kinds_have_the_commands_as_code():
     fix = Fix(
-        look("ip -br link", "UP?", on=On.EVERY),
-        Step("# ip link set NIC up"),
-        alternatives=["check the cable", Fix(Step("reboot"))],
+        look(shell("ip -br link"), "UP?", on=On.EVERY),
+        Step(shell("# ip link set NIC up")),
+        alternatives=["check the cable", Fix(Step(shell("reboot")))],
     )
     page = kind_page(replace(SHUT, fix=fix), ["shm"]).partition("Why it matters")[0]
     assert page.endswith(
@@ -288,8 +303,12 @@ def test_pages_of_kinds_have_the_commands_as_code():
 # --- values for words ---
 
 SHAPE = Fix(
-    look("ethtool NIC", "the speed of NIC"),
-    Step("# ip route add ADDRESS dev NIC", undo="# ip route del ADDRESS", note="NAME stays"),
+    look(shell("ethtool NIC"), "the speed of NIC"),
+    Step(
+        shell("# ip route add ADDRESS dev NIC"),
+        undo=shell("# ip route del ADDRESS"),
+        note="NAME stays",
+    ),
     alternatives=["buy another NIC"],
 )
 
@@ -312,7 +331,7 @@ def test_a_comment_in_which_all_is_known_becomes_a_command():
 
 def test_words_alone_are_filled_too_and_lists_are_words():
     assert fill("look at NIC, NICS", NIC="eth0") == "look at eth0, NICS"
-    fix = fill(Fix(Step("# amd-smi reset -g BUS_ID")), BUS_ID=["0000:01", "a b"])
+    fix = fill(Fix(Step(shell("# amd-smi reset -g BUS_ID"))), BUS_ID=["0000:01", "a b"])
     assert fix.steps[0].command == "amd-smi reset -g 0000:01 'a b'"
 
 
@@ -326,7 +345,7 @@ def test_a_fix_for_each_place():
 
 def test_what_only_shows_ends_with_nothing():
     report = report_of(
-        Finding(SHUT, "m", Where(hosts=("ux2",)), fix=Fix(look("ip -br link", "UP?")))
+        Finding(SHUT, "m", Where(hosts=("ux2",)), fix=Fix(look(shell("ip -br link"), "UP?")))
     )
     assert fix_lines(through_json(report)) == ["# on ux2: UP?", "ip -br link"]
 
@@ -398,8 +417,7 @@ def test_ranges_of_hosts(names, words):
 
 @each_row("fix", {
     "no step": Fix("x", text="t"),
-    "no text": Fix(Step(3), text="t"),
-    "no host": Fix(Step("x", on=(1,)), text="t"),
+    "no host": Fix(Step(shell("x"), on=(1,)), text="t"),
 }.values())  # fmt: skip
 def test_what_a_plugin_may_not_yield(fix):
     with pytest.raises(TypeError, match="fix"):
@@ -428,10 +446,10 @@ def test_a_host_alone_with_the_name_of_the_master_is_told_from_it():
 # --- as a script ---
 
 SAY = Fix(
-    Step("echo a", on=On.HERE, undo="echo b", note="first"),
-    Step("echo all", on=On.EVERY, persists=True),
+    Step(shell("echo a"), on=On.HERE, undo=shell("echo b"), note="first"),
+    Step(shell("echo all"), on=On.EVERY, persists=True),
     export(X="=eth0"),
-    alternatives=[Fix(Step("echo c", persists=True)), Fix(text="buy another one")],
+    alternatives=[Fix(Step(shell("echo c"), persists=True)), Fix(text="buy another one")],
 )
 
 
@@ -457,22 +475,24 @@ def test_a_script_runs_on_each_host_what_is_meant_for_it():
 
 def test_a_script_says_each_step_once_and_grows_with_the_findings():
     hosts = tuple(f"ux{i}" for i in range(300))
-    every = Step("echo all", on=On.EVERY, persists=True)
+    every = Step(shell("echo all"), on=On.EVERY, persists=True)
     findings = [
         Finding(
             SHUT,
             f"m{i}",
             Where(hosts=(host,)),
             fix=Fix(
-                Step(f"echo {i}", persists=True),
+                Step(shell("echo {}", i), persists=True),
                 every,
-                Step("echo last", (host, hosts[i - 1]), persists=True),
-                alternatives=[Fix(Step("echo c", persists=True))],
+                Step(shell("echo last"), (host, hosts[i - 1]), persists=True),
+                alternatives=[Fix(Step(shell("echo c"), persists=True))],
             ),
         )
         for i, host in enumerate(hosts)
     ]
-    each = fill_each(Fix(Step("# echo NIC")), [(host, {"NIC": f"n{host}"}) for host in hosts])
+    each = fill_each(
+        Fix(Step(shell("# echo NIC"))), [(host, {"NIC": f"n{host}"}) for host in hosts]
+    )
     report = report_of(*findings, Finding(RISK, "r", fix=each), hosts=hosts)
     made = script.render(report)
     assert on_host(made, "ux7") == ["all", "7", "last", "last", "nux7"]

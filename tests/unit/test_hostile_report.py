@@ -14,7 +14,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nccl_doctor.api import Finding, Fix, Layer, Outcome, OutcomeStatus, Severity, Step, Where
+from nccl_doctor.api import (
+    Finding,
+    Fix,
+    Layer,
+    Outcome,
+    OutcomeStatus,
+    Severity,
+    Step,
+    Where,
+    shell,
+)
 from nccl_doctor.gather.progress import Progress
 from nccl_doctor.judge.history import difference
 from nccl_doctor.model.report import Report
@@ -38,7 +48,10 @@ HUNG = Outcome(
     log_tail="NCCL WARN lost\nmore",
     stack="frame",
 )
-OPEN = Fix(Step("open it", undo="shut it", note="now"), alternatives=[Fix(Step("wait"))])
+OPEN = Fix(
+    Step(shell("open it"), undo=shell("shut it"), note="now"),
+    alternatives=[Fix(Step(shell("wait")))],
+)
 TABLE = {"columns": ["a", "b"], "rows": [["1", "2"], ["3", "4"]]}
 
 

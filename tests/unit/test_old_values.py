@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nccl_doctor.api import Finding, Fix, Layer, On, Step, Where, export
+from nccl_doctor.api import Command, Finding, Fix, Layer, On, Step, Where, export, shell
 from nccl_doctor.judge.old_values import put_back
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.report import text
@@ -38,9 +38,9 @@ def steps_after(cluster: Cluster, *steps: Step) -> tuple[Step, ...]:
 
 @each_row("step, undo", {
     "set before": (SET, "export NCCL_SOCKET_IFNAME=eth9"),
-    "taken away": (Step("unset NCCL_SOCKET_IFNAME"), "export NCCL_SOCKET_IFNAME=eth9"),
+    "taken away": (Step(shell("unset NCCL_SOCKET_IFNAME")), "export NCCL_SOCKET_IFNAME=eth9"),
     "a hole": (
-        Step("# export NCCL_SOCKET_IFNAME=NIC", undo="unset NCCL_SOCKET_IFNAME"),
+        Step(shell("# export NCCL_SOCKET_IFNAME=NIC"), undo=shell("unset NCCL_SOCKET_IFNAME")),
         "export NCCL_SOCKET_IFNAME=eth9",
     ),
     "with one that was not set": (
@@ -49,15 +49,15 @@ def steps_after(cluster: Cluster, *steps: Step) -> tuple[Step, ...]:
     ),
     "another variable": (export(GLOO_SOCKET_IFNAME="b"), "unset GLOO_SOCKET_IFNAME"),
     "an undo of its own": (
-        replace(SET, undo="export NCCL_SOCKET_IFNAME=x"), "export NCCL_SOCKET_IFNAME=x",
+        replace(SET, undo=shell("export NCCL_SOCKET_IFNAME=x")), "export NCCL_SOCKET_IFNAME=x",
     ),
-    "more than that": (Step("export NCCL_SOCKET_IFNAME=a && true"), ""),
-    "no shell takes it": (Step("export NCCL_SOCKET_IFNAME='a"), ""),
-    "another command": (Step("ip link set eth0 up", undo="x"), "x"),
+    "more than that": (Step(shell("export NCCL_SOCKET_IFNAME=a && true")), ""),
+    "no shell takes it": (Step(shell("export NCCL_SOCKET_IFNAME='a")), ""),
+    "another command": (Step(shell("ip link set eth0 up"), undo=shell("x")), "x"),
 }.values())  # fmt: skip
 def test_undo_of_a_step(step, undo):
     (after,) = steps_after(cluster_of("eth9", "eth9"), step)
-    assert after == replace(step, undo=undo)
+    assert after == replace(step, undo=Command(undo))
 
 
 def test_other_ways_have_it_too():

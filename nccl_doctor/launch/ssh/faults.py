@@ -40,40 +40,46 @@ _PHRASES = (  # (in what ssh says, what to do); ADDRESS is the host as ssh is gi
     (
         r"connect to host \S+ (?P<words>port \d+: Connection refused)",
         Fix(
-            Step("systemctl start ssh", undo="systemctl stop ssh", note="as root"),
+            Step(shell("systemctl start ssh"), undo=shell("systemctl stop ssh"), note="as root"),
             alternatives=["set the port of its ssh server in ~/.ssh/config"],
         ),
     ),
     (
         r"connect to host \S+ (?P<words>port \d+: (?:Connection|Operation) timed out)",
         Fix(
-            look("ping -c 3 NAME", "is the host up?", on=LAUNCHING),
+            look(shell("ping -c 3 NAME"), "is the host up?", on=LAUNCHING),
             alternatives=["see that no firewall drops the port"],
         ),
     ),
     (
         r"connect to host \S+ (?P<words>port \d+: .*)",
-        Fix(look("ip route get NAME", "is the host up, and this the route?", on=LAUNCHING)),
+        Fix(look(shell("ip route get NAME"), "is the host up, and this the route?", on=LAUNCHING)),
     ),
     (
         r"(?P<words>REMOTE HOST IDENTIFICATION HAS CHANGED)",
         Fix(
-            Step("# ssh-keygen -R NAME", LAUNCHING, note="if the host was reinstalled"),
-            Step("# ssh ADDRESS true", LAUNCHING, note="once by hand"),
+            Step(shell("# ssh-keygen -R NAME"), LAUNCHING, note="if the host was reinstalled"),
+            Step(shell("# ssh ADDRESS true"), LAUNCHING, note="once by hand"),
             alternatives=["find out why the host key has changed"],
         ),
     ),
     (
         r"(?P<words>Host key verification failed)",
         Fix(
-            Step("# ssh ADDRESS true", LAUNCHING, note="once by hand; compare the key it shows"),
-            alternatives=[Fix(Step("# ssh-keyscan NAME >> ~/.ssh/known_hosts", LAUNCHING))],
+            Step(
+                shell("# ssh ADDRESS true"),
+                LAUNCHING,
+                note="once by hand; compare the key it shows",
+            ),
+            alternatives=[Fix(Step(shell("# ssh-keyscan NAME >> ~/.ssh/known_hosts"), LAUNCHING))],
         ),
     ),
     (
         r"(?P<words>Permission denied \(.*\)|Too many authentication failures)",
         Fix(
-            Step("# ssh-copy-id ADDRESS", LAUNCHING, note="the log-in then needs no password"),
+            Step(
+                shell("# ssh-copy-id ADDRESS"), LAUNCHING, note="the log-in then needs no password"
+            ),
             alternatives=["load the key into the ssh-agent"],
         ),
     ),
@@ -85,7 +91,7 @@ _PHRASES = (  # (in what ssh says, what to do); ADDRESS is the host as ssh is gi
         r"(?P<words>(?:kex|ssh)_exchange_identification: .*"
         r"|Connection (?:closed|reset) by|Connection timed out during banner exchange)",
         Fix(
-            look("journalctl -u ssh", "why its ssh server closed the connection"),
+            look(shell("journalctl -u ssh"), "why its ssh server closed the connection"),
             alternatives=[
                 "possible causes: too many sessions at once (MaxStartups), no memory left, or "
                 "another service on this port"
@@ -191,7 +197,9 @@ def _refused(one: Failed, words: str) -> _Fault:
             more = found.groupdict().get("more", "")
             return _Fault(SSH_FAILED, found["words"] + more, fix)
     nothing = "ssh ended with exit code 255 and printed nothing"
-    return _Fault(SSH_FAILED, words or nothing, Fix(look("ssh -v ADDRESS true", on=LAUNCHING)))
+    return _Fault(
+        SSH_FAILED, words or nothing, Fix(look(shell("ssh -v ADDRESS true"), on=LAUNCHING))
+    )
 
 
 def _lost(words: str) -> _Fault:

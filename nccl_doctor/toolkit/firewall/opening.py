@@ -29,7 +29,7 @@ def remove_rule(hit: Mapping[str, Any]) -> Step:
         same = shell("nft insert rule {} {}", where, rule)
         known = not (_of_iptables(hit) or _SEVERAL.search(rule))
         line = shell("nft delete rule {} handle {:number}", where, hit["handle"])
-        return Step(line, undo=same if known else "")
+        return Step(line, undo=same if known else Command())
     words = _words(rule)
     if words[:1] == ["-A"] and len(words) > 1:
         rest = [_word_of_rule(each) for each in words[2:]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nccl_doctor.model.commands import shell
 from nccl_doctor.model.findings import Kind, Layer, Severity
 from nccl_doctor.model.fixes import Fix, Step, look
 
@@ -10,7 +11,7 @@ from nccl_doctor.model.fixes import Fix, Step, look
 # container, a library on a file server that is gone (nothing is known then: `ends`); a busy host,
 # and GPUs that wake one after the other (likely); a library that crashes at every GPU; a reset, a
 # diagnosis or a new driver under way (`in_service`); a rank that works with the GPU all the same.
-BUNDLE = Fix(look("nccl-doctor report bundle FILE", "has what is needed to fix nccl-doctor"))
+BUNDLE = Fix(look(shell("nccl-doctor report bundle FILE"), "has what is needed to fix nccl-doctor"))
 """What to do where the state of a GPU cannot be read."""
 
 GPU_LOST = Kind(
@@ -20,7 +21,7 @@ GPU_LOST = Kind(
     "It fell off the PCIe bus, or the driver waits for it forever; a rank that uses it fails "
     "or hangs, and CUDA may not start on this host at all.",
     Fix(
-        look("dmesg | grep -e Xid -e NVRM"),
+        look(shell("dmesg | grep -e Xid -e NVRM")),
         alternatives=[
             "drain the host and power-cycle it; if the GPU is lost again, have it reseated or "
             "replaced"
@@ -35,7 +36,9 @@ GPU_BUSY = Kind(
     "The job has less GPU memory, and a shared GPU is slower; all ranks wait for the slowest.",
     Fix(
         look(
-            "nvidia-smi --query-compute-apps=gpu_uuid,pid,process_name,used_memory --format=csv",
+            shell(
+                "nvidia-smi --query-compute-apps=gpu_uuid,pid,process_name,used_memory --format=csv"
+            ),
             "end the processes that should not be there",
         )
     ),
@@ -47,7 +50,7 @@ GPU_THROTTLED = Kind(
     "The GPU holds its clocks down",
     "All ranks wait for the slowest GPU.",
     Fix(
-        look("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"),
+        look(shell("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER")),
         alternatives=["look at fans, airflow and power supplies"],
     ),
     Severity.WARN,
@@ -59,8 +62,10 @@ PCIE_DEGRADED = Kind(
     "Copies to host memory and to network cards go at a fraction of the speed.",
     Fix(
         look(
-            "nvidia-smi --query-gpu=pci.bus_id,pcie.link.gen.current,pcie.link.gen.max,"
-            "pcie.link.width.current,pcie.link.width.max --format=csv",
+            shell(
+                "nvidia-smi --query-gpu=pci.bus_id,pcie.link.gen.current,pcie.link.gen.max,"
+                "pcie.link.width.current,pcie.link.width.max --format=csv"
+            ),
             "reseat the GPU or its riser",
         )
     ),
@@ -73,8 +78,8 @@ CLOCKS_LIMITED = Kind(
     "All ranks wait for the slowest GPU. A limit that was set for a test, or to save power, "
     "stays until the driver is loaded again.",
     Fix(
-        Step("nvidia-smi --reset-gpu-clocks", note="as root"),
-        Step("nvidia-smi --reset-applications-clocks", note="as root"),
+        Step(shell("nvidia-smi --reset-gpu-clocks"), note="as root"),
+        Step(shell("nvidia-smi --reset-applications-clocks"), note="as root"),
     ),
     Severity.WARN,
 )
@@ -92,8 +97,8 @@ NVLINK_DOWN = Kind(
     "NVLinks of a GPU are down",
     "NCCL uses the links that are left, or PCIe, and all ranks wait for it.",
     Fix(
-        look("nvidia-smi nvlink --status"),
-        look("dmesg | grep -e 'Xid.*: 74' -e SXid"),
+        look(shell("nvidia-smi nvlink --status")),
+        look(shell("dmesg | grep -e 'Xid.*: 74' -e SXid")),
         alternatives=["reset the GPUs of the host or reboot it"],
     ),
     Severity.WARN,
@@ -105,7 +110,7 @@ NVLINK_ERRORS = Kind(
     "Each recovery stops the link for a moment; a link that does it often is about to fail.",
     Fix(
         look(
-            "nvidia-smi nvlink --errorcounters",
+            shell("nvidia-smi nvlink --errorcounters"),
             "again after a job; if they grow, have the GPU checked",
         )
     ),
@@ -117,6 +122,8 @@ DCGM_UNHEALTHY = Kind(
     "DCGM does not find a part of the host healthy",
     "DCGM watches GPUs, NVSwitches and drivers all the time; what it reports has hurt a job, or "
     "may hurt the next one.",
-    Fix(look("dcgmi health -c"), look("dcgmi diag -r 2", "while no job uses the GPUs")),
+    Fix(
+        look(shell("dcgmi health -c")), look(shell("dcgmi diag -r 2"), "while no job uses the GPUs")
+    ),
     Severity.WARN,
 )

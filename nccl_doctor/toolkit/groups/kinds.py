@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nccl_doctor.model.commands import shell
 from nccl_doctor.model.findings import Kind, Layer
 from nccl_doctor.model.fixes import Fix, On, Step, look
 
@@ -54,7 +55,7 @@ FROZEN = Kind(
     "every other rank of the group waits for it",
     Fix(
         Step(
-            "# kill -CONT PID",
+            shell("# kill -CONT PID"),
             note="if its state is T (stopped); D waits in the kernel: see its stack",
         )
     ),
@@ -68,7 +69,7 @@ NOT_STARTED = Kind(
     "the other ranks wait for a rank that has no GPU yet; without persistence mode the driver "
     "starts again for each new process; if it never starts, the job stops",
     Fix(
-        Step("nvidia-smi -pm 1", note="as root; the driver then stays up between processes"),
+        Step(shell("nvidia-smi -pm 1"), note="as root; the driver then stays up between processes"),
         alternatives=["if it is on already: look for Xid and NVRM in the kernel log"],
     ),
     by_deadline=True,
@@ -79,7 +80,7 @@ CRASHED = Kind(
     "A rank dies during a collective",
     "every other rank of the group gets a connection error or waits",
     Fix(
-        look("dmesg -T | grep -i oom", "after a SIGKILL"),
+        look(shell("dmesg -T | grep -i oom"), "after a SIGKILL"),
         alternatives=["other signals: see the stack in the evidence"],
     ),
 )
@@ -99,7 +100,7 @@ ONCE = {
     "why": "what happens now and then would stop the job sooner or later; a busy host may cause "
     "it as well",
     "fix": Fix(
-        Step("# --level full", On.EVERY, note="run again with it"),
+        Step(shell("# --level full"), On.EVERY, note="run again with it"),
         alternatives=["look at the hosts of the group for load, and at their links for errors"],
     ),
 }

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.model.cluster import Rank
+from nccl_doctor.model.commands import shell
 from nccl_doctor.model.findings import Confidence, Finding, Kind, Layer, Severity, Where
 from nccl_doctor.model.fixes import Fix, Step, fill, look
 from nccl_doctor.toolkit.net.interfaces import interfaces
 
-_COUNTERS = look("ethtool -S NIC | grep -i -e drop -e miss -e buf", "which queue is full")
+_COUNTERS = look(shell("ethtool -S NIC | grep -i -e drop -e miss -e buf"), "which queue is full")
 DAMAGED = Kind(
     "nic-errors-rising",
     Layer.ROUTE,
@@ -25,7 +26,7 @@ DAMAGED = Kind(
     "Each damaged packet is lost and sent again: TCP waits for it, and RDMA too.",
     Fix(
         look(
-            "ethtool -S NIC | grep -i err",
+            shell("ethtool -S NIC | grep -i err"),
             "clean or replace the cable and the transceiver of this port, then try another switch "
             "port",
         )
@@ -42,11 +43,11 @@ DROPPED = Kind(
 )
 
 _LONGER_BACKLOG = Fix(
-    Step("sysctl -w net.core.netdev_max_backlog=10000 net.core.netdev_budget=600")
+    Step(shell("sysctl -w net.core.netdev_max_backlog=10000 net.core.netdev_budget=600"))
 )
 _LONGER_RING = Fix(
-    look("ethtool -g NIC", "how long the ring is, and may be"),
-    Step("# ethtool -G NIC rx 4096", note="or the maximum, if that is less"),
+    look(shell("ethtool -g NIC"), "how long the ring is, and may be"),
+    Step(shell("# ethtool -G NIC rx 4096"), note="or the maximum, if that is less"),
     _COUNTERS,
 )
 _BAD = ("rx_crc_errors", "rx_frame_errors")

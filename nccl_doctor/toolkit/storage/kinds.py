@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nccl_doctor.model.commands import shell
 from nccl_doctor.model.findings import Kind, Layer, Severity
 from nccl_doctor.model.fixes import Fix, Step, look
 
@@ -19,7 +20,7 @@ MISSING = path_kind(
     "path-missing",
     "A path that the job needs is not there",
     f"{_JOB} Where it is missing, a rank stops with FileNotFoundError, and the others hang.",
-    Fix(text="mount it", alternatives=[Fix(Step("# mkdir -p FOLDER", persists=True))]),
+    Fix(text="mount it", alternatives=[Fix(Step(shell("# mkdir -p FOLDER"), persists=True))]),
 )
 NOT_READABLE = path_kind(
     "path-not-readable",
@@ -27,7 +28,7 @@ NOT_READABLE = path_kind(
     f"{_JOB} A rank stops with PermissionError, and the others hang.",
     Fix(
         look(
-            "ls -ld FOLDER",
+            shell("ls -ld FOLDER"),
             "give this user the right to read it and to enter its parent folders",
         )
     ),
@@ -38,7 +39,7 @@ NOT_WRITABLE = path_kind(
     f"{_JOB} The first checkpoint ends with PermissionError, after hours of work.",
     Fix(
         look(
-            "ls -ld FOLDER",
+            shell("ls -ld FOLDER"),
             "give this user the right to write there (root is nobody on most NFS servers)",
         )
     ),
@@ -48,8 +49,8 @@ READ_ONLY = path_kind(
     "A path that the job needs is on a file system that is mounted read-only",
     f"{_JOB} The first checkpoint ends with `Read-only file system`.",
     Fix(
-        look("dmesg | tail", "says if the kernel made it read-only after an error"),
-        Step("# mount -o remount,rw MOUNT", undo="# mount -o remount,ro MOUNT"),
+        look(shell("dmesg | tail"), "says if the kernel made it read-only after an error"),
+        Step(shell("# mount -o remount,rw MOUNT"), undo=shell("# mount -o remount,ro MOUNT")),
     ),
 )
 FULL = path_kind(
@@ -58,9 +59,9 @@ FULL = path_kind(
     "Writing ends with `No space left on device` or `Disk quota exceeded`; a checkpoint is then "
     "torn.",
     Fix(
-        look("df -h FOLDER"),
-        look("df -i FOLDER"),
-        look("quota -s", "remove what is not needed"),
+        look(shell("df -h FOLDER")),
+        look(shell("df -i FOLDER")),
+        look(shell("quota -s"), "remove what is not needed"),
     ),
 )
 STALE = path_kind(
@@ -68,7 +69,7 @@ STALE = path_kind(
     "The handle of a path that the job needs is stale",
     "The folder was removed or exported anew on the server: every access ends with `Stale file "
     "handle` until it is mounted again.",
-    Fix(Step("# umount -l MOUNT && mount MOUNT", persists=True)),
+    Fix(Step(shell("# umount -l MOUNT && mount MOUNT"), persists=True)),
 )
 HANGS = path_kind(
     "path-hangs",
@@ -76,7 +77,7 @@ HANGS = path_kind(
     "A rank that touches it waits in the kernel, and all others wait for that rank in their next "
     "collective, until it times out.",
     Fix(
-        look("dmesg | tail", "says which server does not respond"),
+        look(shell("dmesg | tail"), "says which server does not respond"),
         alternatives=["bring it back, or mount the path again"],
     ),
 )
@@ -84,14 +85,14 @@ IO_ERROR = path_kind(
     "path-io-error",
     "A path that the job needs answers with an error",
     "The disk, the file server or the process that serves the file system has failed.",
-    Fix(look("dmesg | tail"), alternatives=["mount the path again"]),
+    Fix(look(shell("dmesg | tail")), alternatives=["mount the path again"]),
 )
 NOT_VISIBLE = path_kind(
     "path-not-visible",
     "What one host writes to a path is not visible on another one",
     "A rank that waits for a file of another one (a checkpoint, a cache, a download) does not find "
     "it, though both have the same mount.",
-    Fix(look("mount", "compare the options of both hosts: actimeo, lookupcache=none")),
+    Fix(look(shell("mount"), "compare the options of both hosts: actimeo, lookupcache=none")),
     Severity.WARN,
 )
 
