@@ -194,6 +194,9 @@ class Port(Check):
         if road["last"] is None:
             error, tried_s = road["name"]["error"], road["seconds"]
             raise Untested(f"MASTER_ADDR {master} does not resolve in {tried_s:.0f} s: {error}")
+        answer = road["last"]["answer"]
+        if facts["server"] == "self" and answer != "store" and not port_holder(port, ctx.root):
+            raise Untested("the process that serves the store of this run has ended")
         limit_s = read_timeout(rendezvous_of(ctx.job, ctx.env))
         return {
             **facts,

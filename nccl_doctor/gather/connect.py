@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from nccl_doctor.gather import store_server
 from nccl_doctor.gather.board import Phase
@@ -69,6 +69,7 @@ def connect(run: Run, token: str, road: Finding | None) -> tuple[ControlStore, b
 
     Raises:
         StoreLost: it was not reached in time.
+        RuntimeError: the process that serves it here has ended.
     """
     if run.config.meeting:
         return _connected(run, *run.config.meeting, min(SIBLING_S, run.left())), False
@@ -92,7 +93,7 @@ def connect(run: Run, token: str, road: Finding | None) -> tuple[ControlStore, b
         return _connected(run, at or master, port, patience), False
     # Rank 0 reaches the store that it serves even where MASTER_ADDR is another machine: the others
     # cannot, and it is the one to say so. Unless another rank 0 serves there.
-    own = _connected(run, run.door.address, port, patience)
+    own = _connected(run, run.door.address, port, patience, run.door.look)
     own.put("server", token)
     if not identity.is_this_host(master):
         with contextlib.suppress(StoreLost, StoreTimeout):
@@ -116,14 +117,18 @@ def first_to_answer(addresses: Sequence[str], port: int) -> str:
     return ""
 
 
-def _connected(run: Run, host: str, port: int, timeout_s: float) -> ControlStore:
+def _connected(
+    run: Run, host: str, port: int, timeout_s: float, look: Callable[[], None] | None = None
+) -> ControlStore:
     with run.joining.watched("connect_s"):
-        return _store(run, host, port, timeout_s)
+        return _store(run, host, port, timeout_s, look)
 
 
-def _store(run: Run, host: str, port: int, timeout_s: float) -> ControlStore:
+def _store(
+    run: Run, host: str, port: int, timeout_s: float, look: Callable[[], None] | None = None
+) -> ControlStore:
     seal = first_seal(run)
-    return ControlStore(host, port, timeout_s=timeout_s, prefix=MEETING, seal=seal)
+    return ControlStore(host, port, timeout_s=timeout_s, prefix=MEETING, seal=seal, look=look)
 
 
 def _is_served_by(store: ControlStore, token: str) -> bool:

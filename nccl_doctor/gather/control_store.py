@@ -77,11 +77,19 @@ class ControlStore:
     """Connection to the store of the run; every key has the prefix `prefix`."""
 
     def __init__(
-        self, host: str, port: int, *, timeout_s: float, prefix: str, seal: Seal = OPEN
+        self,
+        host: str,
+        port: int,
+        *,
+        timeout_s: float,
+        prefix: str,
+        seal: Seal = OPEN,
+        look: Callable[[], None] | None = None,
     ) -> None:
         """Connect, retrying until `timeout_s` seconds have passed.
 
-        What is put is sealed with `seal`, and what is got must be.
+        What is put is sealed with `seal`, and what is got must be. `look` is called several times a
+        second meanwhile; what it raises ends the wait.
 
         Raises:
             StoreLost: nobody answered as a TCPStore in time, or this host has no port to call from.
@@ -97,9 +105,16 @@ class ControlStore:
         self._is_public = False
         self._posted = Posted()
         self._worker = Worker()
+        watch = port_watch(host, port)
+
+        def tick() -> None:
+            watch()
+            if look:
+                look()
+
         # A client retries on its own clock and may take up to twice its timeout.
         self._store = self._worker.call(
-            partial(client, host, port, timeout_s), timeout_s + 1.0, port_watch(host, port)
+            partial(client, host, port, timeout_s), timeout_s + 1.0, tick
         )
         self._is_narrow = False
 

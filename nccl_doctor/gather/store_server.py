@@ -16,16 +16,20 @@ import os
 import signal
 import socket
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nccl_doctor.launch.identity import LOOK_UP_S, host_addresses
 from nccl_doctor.toolkit import forks
+from nccl_doctor.toolkit.groups.store import serve_store
 from nccl_doctor.toolkit.net.interfaces import is_loopback
 from nccl_doctor.toolkit.net.names import look_up
 
 LOOPBACK = "127.0.0.1"
 """Where rank 0 reaches its own store, unless that listens elsewhere only."""
+_WORDS = 1 << 16
+"""Most bytes that are read of what the process of the store says."""
 _BACKLOG = 4096  # capped by net.core.somaxconn; a thousand ranks sign in at once
 
 
@@ -38,11 +42,14 @@ class Door:
         error: OSError | None = None,
         pid: int = 0,
         address: str = LOOPBACK,
+        words: int = -1,
     ) -> None:
+        """`words`: descriptor of the file with what the process of the store says of its end."""
         self.server = server
         self.error = error
         self.address = address
         self._pid = pid
+        self._words = words
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -55,6 +62,18 @@ class Door:
             "bind_error": str(self.error) if self.error else "",
         }
 
+    def look(self) -> None:
+        """Look after the process that serves here.
+
+        Raises:
+            RuntimeError: it has ended, and why.
+        """
+        if how := forks.service_end(self._pid) if self._pid else "":
+            self._pid = 0
+            said = os.pread(self._words, _WORDS, 0).decode("utf-8", "replace").strip()
+            why = said.rpartition("\n")[2] or how
+            raise RuntimeError(f"the process that serves the store of this run has ended: {why}")
+
     def outlast(self) -> None:
         """Serve on when the other children of this process are killed, until it is gone."""
         forks.living.discard(self._pid)
@@ -64,6 +83,9 @@ class Door:
         if self._pid:
             forks.stop_service(self._pid)
             self._pid = 0
+        if self._words >= 0:
+            os.close(self._words)
+            self._words = -1
 
 
 def serve(port: int, only_for: str | None = None) -> Door:
@@ -83,9 +105,12 @@ def serve(port: int, only_for: str | None = None) -> Door:
         listener.listen(_BACKLOG)
     except OSError as error:
         return Door("self", error)
-    pid = forks.fork_service("store_server", lambda: _keep(listener, address), [listener.fileno()])
+    words = forks.unnamed_file("store_server")
+    pid = forks.fork_service(
+        "store_server", lambda: _keep(listener, address, words), [listener.fileno(), words]
+    )
     listener.close()
-    return Door("self", pid=pid, address=address)
+    return Door("self", pid=pid, address=address, words=words)
 
 
 def refusal(port: int) -> OSError | None:
@@ -141,24 +166,20 @@ def _named(call: str) -> Iterator[None]:
         raise OSError(error.errno, f"{call}: {error.strerror}") from error
 
 
-def _keep(listener: socket.socket, address: str) -> None:
+def _keep(listener: socket.socket, address: str, words: int) -> None:
     # It looks up the name of every peer, one after the other, only to log it: without a name server
     # that answers, sixteen connections would keep it busy for as many seconds, whatever their order
     # in nsswitch.conf. So it asks none (`attempts`, resolv.conf(5)).
     os.environ["RES_OPTIONS"] = "attempts:0"
     null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 1)  # the store logs every look-up that fails
-    os.dup2(null, 2)
-    from torch.distributed import TCPStore
-
-    store = TCPStore(
-        address,
-        listener.getsockname()[1],
-        is_master=True,
-        wait_for_workers=False,
-        timeout=datetime.timedelta(seconds=30),
-        master_listen_fd=listener.detach(),
-    )
+    os.dup2(null, 1)
+    os.dup2(words, 2)
+    try:
+        store = serve_store(listener, address, datetime.timedelta(seconds=30))
+    except BaseException:
+        traceback.print_exc()
+        raise
+    os.dup2(null, 2)  # the store logs every look-up that fails
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     while store is not None:
         time.sleep(3600)

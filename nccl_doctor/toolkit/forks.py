@@ -158,6 +158,21 @@ def fork_child(body: Callable[[], int]) -> int:
     return pid
 
 
+def service_end(pid: int) -> str:
+    """How a process started by `fork_service` has ended, as `exit code 1` or `SIGKILL`; it is
+    reaped then. Empty while it lives.
+    """
+    try:
+        reaped, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return "not known how"
+    if not reaped:
+        return ""
+    living.discard(pid)
+    code = os.waitstatus_to_exitcode(status)
+    return signal_name(-code) if code < 0 else f"exit code {code}"
+
+
 def stop_service(pid: int) -> None:
     """Kill and reap a process started by `fork_service`."""
     end(pid, patient=False)

@@ -50,6 +50,36 @@ def test_rank_0_says_that_the_port_is_taken(stale: Ranks) -> None:
     assert str(stale.port) in found["message"]
 
 
+OLDER_TORCH = """
+import torch.distributed as dist
+real = dist.TCPStore
+def store(*given, use_libuv=True, **more):
+    if use_libuv and "master_listen_fd" in more:
+        raise NotImplementedError("a socket that is open already")
+    if REFUSES and "master_listen_fd" in more:
+        raise NotImplementedError("the older server neither")
+    return real(*given, use_libuv=use_libuv, **more)
+dist.TCPStore = store
+"""
+"""torch before 2.8, whose default server takes no open socket."""
+
+
+def test_the_older_server_of_torch_takes_an_open_socket(tmp_path: Path) -> None:
+    before = {0: f"REFUSES = False\n{OLDER_TORCH}"}
+    ranks = Ranks(tmp_path, 2, ("--select=port", *OPTIONS), before=before)
+    assert {ended.code for ended in ranks.wait(WAIT_S).values()} == {0}
+
+
+def test_a_store_that_cannot_be_served_is_no_fault_of_the_port(tmp_path: Path) -> None:
+    before = {0: f"REFUSES = True\n{OLDER_TORCH}"}
+    ranks = Ranks(tmp_path, 2, OPTIONS, start=[0], before=before)
+    assert ranks.wait(WAIT_S)[0].code == 3
+    report = ranks.report()
+    assert not [each for each in report["findings"] if each["severity"] == "fail"]
+    (found,) = (each for each in report["findings"] if each["code"] == "run-interrupted")
+    assert "serves the store of this run has ended: NotImplementedError" in found["message"]
+
+
 @pytest.mark.parametrize("more", [{}, {"next_s": 15.0}], ids=["another version", "this version"])
 def test_earlier_run_of_the_doctor_is_not_joined(stale: Ranks, more: dict[str, float]) -> None:
     old = earlier_run(stale.port, "old")

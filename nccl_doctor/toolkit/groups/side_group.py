@@ -22,6 +22,7 @@ from typing import Any, TypedDict
 from nccl_doctor.model.check import Context, Untested
 from nccl_doctor.toolkit.groups.attempts import CONNECT, ENTRY
 from nccl_doctor.toolkit.groups.forming import beyond, take_device
+from nccl_doctor.toolkit.groups.store import serve_store
 from nccl_doctor.toolkit.net.dial import dial
 from nccl_doctor.toolkit.net.interfaces import interfaces, is_link_local, is_loopback
 from nccl_doctor.toolkit.net.names import look_up
@@ -112,8 +113,6 @@ def meet_engine(ctx: Context, name: str, device: Any, *, clear: bool = False) ->
         RuntimeError: no address to serve at, or torch's own error.
         OSError: nothing can listen there.
     """
-    import torch.distributed as dist
-
     assert ctx.peers is not None
     ctx.breadcrumb(CONNECT, group=name, side="server")
     address = serving_address(
@@ -125,14 +124,7 @@ def meet_engine(ctx: Context, name: str, device: Any, *, clear: bool = False) ->
     listener.bind((address, 0))
     listener.listen(16)
     port = listener.getsockname()[1]
-    store = dist.TCPStore(
-        address,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=beyond(ctx),
-        master_listen_fd=listener.detach(),
-    )
+    store = serve_store(listener, address, beyond(ctx))
     nonce = secrets.token_hex(8)
     place = json.dumps({"address": address, "port": port, "nonce": nonce})
     # For one of perhaps thousands: not by `collect`, which waits for all of them.
