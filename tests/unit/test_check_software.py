@@ -117,6 +117,12 @@ def test_nccl_versions_do_not_stop_gloo() -> None:
     assert found == []  # one rank alone has a value: nothing to compare with
 
 
+def test_releases_of_torch_work_together_over_gloo() -> None:
+    by_rank = {3: {**CPU, "torch": "2.15.0+cu132"}} | dict.fromkeys(range(3), CPU)
+    found = judge(cluster_of(by_rank, hosts=4, nproc=1, backend="gloo"))
+    assert places(found) == {("version-differs", Severity.WARN, ("nd3",), (3,))}
+
+
 def test_differences_of_two_kinds_come_apart() -> None:
     stacks = {n: {"torch": "2.13.0", "NCCL": "2.28.9"} for n in range(5)}
     stacks[1] = {"torch": "2.12.0", "NCCL": "2.28.9"}
