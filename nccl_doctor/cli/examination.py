@@ -279,6 +279,7 @@ def run(ctx: click.Context, /, **given: Any) -> None:
             rendezvous=line.rendezvous,
             elastic=elastic,
             max_restarts=line.max_restarts,
+            unread=line.unread,
             **needs_of(given, flags.master_port or launch.master_port or DEFAULT_PORT),
         )
         options = replace(options, job=job)

@@ -20,6 +20,7 @@ from nccl_doctor.cli.settings import LEFT_OUT
 from nccl_doctor.launch.command_line.job_line import JobLine, JobLineError
 from nccl_doctor.launch.detect import detect
 from nccl_doctor.launch.host_launch import host_flags
+from nccl_doctor.model.job import UnreadHosts
 from nccl_doctor.model.launch import ENDPOINT, OPTIONS, Launch
 from nccl_doctor.model.options import Flags, Options, contradictions
 from nccl_doctor.toolkit.terminal import complain
@@ -73,6 +74,8 @@ def topology_of(ctx: click.Context, given: Mapping[str, Any], command: Sequence[
         pods = _elastic_pod(launch)
         if pods.launcher != "none":
             job, flags = pods, _flags_of(ctx, pods, flags)
+    if path or flags.nnodes or launch.launcher != "none":
+        job = replace(job, unread=UnreadHosts())  # somebody has said which hosts they are
     if path is None or given["relay"]:
         _check(ctx, flags, launch)
         return Topology(flags, launch, None, deepspeed, job)

@@ -18,6 +18,7 @@ from nccl_doctor.gather.start_time import time_limit
 from nccl_doctor.judge.checks import Judged, broken_sections, in_words, place_of
 from nccl_doctor.judge.conclusion import EXIT_CODES, conclude
 from nccl_doctor.judge.merge_clusters import merge_clusters
+from nccl_doctor.judge.unread_hosts import unread_hosts
 from nccl_doctor.model.cluster import Cluster, Host
 from nccl_doctor.model.findings import CheckResult, Finding, Status, Where
 from nccl_doctor.model.kinds import RUN_INTERRUPTED
@@ -68,7 +69,7 @@ class _Maker:
         self._evidence = evidence
         self._complete = complete
         self._alone = alone
-        self._problems = list(extra)
+        self._problems = [*extra, *unread_hosts(run.options.job.unread)]
         self._known = known
 
     def report(self, views: Sequence[Report]) -> Report:

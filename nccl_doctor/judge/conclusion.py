@@ -20,6 +20,7 @@ from nccl_doctor.model.kinds import (
     BESIDE_CODES,
     CHECK_BROKE,
     ENGINE_CODES,
+    HOSTS_NOT_EXAMINED,
     RANK_KILLED,
     RANK_SILENT,
 )
@@ -53,7 +54,8 @@ def conclude(
 
     `problems` are findings of the engine itself. `skipped` is as in `check_results`. `wanted` says
     whether findings of a code belong in the report (`Registry.wanted`). With `strict`, warnings
-    fail. `others` are results of checks that are not here to judge, `known` is as in `judge_all`.
+    fail, and the job does not start if its command names hosts that were not examined. `others` are
+    results of checks that are not here to judge, `known` is as in `judge_all`.
     If one host was to be examined by itself (`run.alone`), nobody is missed, and nobody is told
     that the cluster is fit.
     """
@@ -70,10 +72,14 @@ def conclude(
     heard = run.alone or (cluster.complete and len(cluster.present) >= cluster.world_size)
     cluster.forget()  # a report of ten thousand ranks is soon written, which takes memory as well
     verdict = _verdict(findings, results, strict=strict, complete=heard)
+    here = verdict  # of what was to be examined
+    if verdict == "unknown" and not strict:
+        known_hosts = [each for each in findings if each.code != HOSTS_NOT_EXAMINED.code]
+        here = _verdict(known_hosts, results, strict=strict, complete=heard)
     roots = root_causes(findings)
     return Report(
         verdict=verdict,
-        exit_code=_exit_code(cluster, verdict, roots),
+        exit_code=_exit_code(cluster, here, roots),
         summary=summary(cluster, verdict, roots, results, alone=run.alone, selected=run.selected),
         run=run,
         cluster=cluster,

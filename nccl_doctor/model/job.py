@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 GROUPS = ("auto", "one", "many", "weight-sync")
 """Values of `Job.groups`: not known; the default group alone; further groups by `new_group`; and
@@ -26,6 +26,24 @@ class Rendezvous:
 
 
 @dataclass(frozen=True)
+class UnreadHosts:
+    """Other hosts that the command of the job names, where it could not be read who they are.
+
+    `said` is what says so, in words; empty: nothing does. `starter` is the program if it starts
+    tasks (srun, mpirun). The rest is what the line tells of the options of `run`; empty: nothing.
+    """
+
+    said: str = ""
+    starter: str = ""
+    nnodes: str = ""
+    master_addr: str = ""
+    hostfile: str = ""
+
+
+T = TypeVar("T", Rendezvous, UnreadHosts)
+
+
+@dataclass(frozen=True)
 class Job:
     """The job that will follow.
 
@@ -40,7 +58,8 @@ class Job:
     ranks meet, where they meet in one. `launcher` and `rendezvous` are those of its command, where
     that is known, or else what torchrun's variables say to the pods of an elastic job; `elastic`
     are the fewest and the most hosts that it starts with, where they differ. `max_restarts` is how
-    often torchrun's agents start failed ranks again, if the command says it. `leaves` are the leaf
+    often torchrun's agents start failed ranks again, if the command says it. `unread` are hosts of
+    its command that are not examined. `leaves` are the leaf
     switches of the network, each with the list of the hosts below it, where the user tells them.
     """
 
@@ -60,6 +79,7 @@ class Job:
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
     elastic: tuple[int, int] | None = None
     max_restarts: int | None = None
+    unread: UnreadHosts = field(default_factory=UnreadHosts)
     leaves: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -89,10 +109,15 @@ class Job:
         )
         for name in ("endpoints", "reach"):
             known[name] = tuple(str(each) for each in known.get(name, ()))
-        told = known.get("rendezvous") or {}
-        fields = {name: str(told[name]) for name in Rendezvous.__dataclass_fields__ if name in told}
-        known["rendezvous"] = Rendezvous(**fields)
+        known["rendezvous"] = _texts(Rendezvous, known.get("rendezvous") or {})
+        known["unread"] = _texts(UnreadHosts, known.get("unread") or {})
         if known.get("elastic") is not None:
             least, most = known["elastic"]
             known["elastic"] = int(least), int(most)
         return cls(**known)
+
+
+def _texts(record: type[T], told: Mapping[str, Any]) -> T:
+    """A record of texts; unknown keys are ignored."""
+    fields = record.__dataclass_fields__
+    return record(**{name: str(told[name]) for name in fields if name in told})

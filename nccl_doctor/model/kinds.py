@@ -169,6 +169,23 @@ MERGE_DOUBTFUL = Kind(
     severity=Severity.WARN,
 )
 
+HOSTS_NOT_EXAMINED = Kind(
+    code="hosts-not-examined",
+    layer=Layer.LAUNCH,
+    title="The command of the job names other hosts, and only this one was examined",
+    why="Which hosts take part is read from the lines of torchrun, accelerate, deepspeed and some "
+    "others, but not from this one. What is wrong on another host, or between the hosts, was not "
+    "looked for, so PASS is not possible. The job is started all the same, except with --strict.",
+    fix=Fix(
+        Step(
+            shell("# --nnodes NUMBER --node-rank NUMBER --master-addr ADDRESS"),
+            On.EVERY,
+            note="before `--`; --nnodes 1 if it has this host only",
+        ),
+    ),
+    severity=Severity.WARN,
+)
+
 ENGINE_KINDS = (
     CHECK_UNUSABLE,
     CHECK_BROKE,
@@ -181,6 +198,7 @@ ENGINE_KINDS = (
     KEY_DIFFERS,
     DOCTOR_DIFFERS,
     MERGE_DOUBTFUL,
+    HOSTS_NOT_EXAMINED,
 )
 ENGINE_CODES = frozenset(kind.code for kind in ENGINE_KINDS)
 

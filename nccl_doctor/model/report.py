@@ -26,6 +26,7 @@ from nccl_doctor.model.findings import (
 from nccl_doctor.model.fixes import StepHosts, fix_from_json, fix_to_json
 from nccl_doctor.model.folding.report import unfolded
 from nccl_doctor.model.json_node import Node
+from nccl_doctor.model.kinds import HOSTS_NOT_EXAMINED
 from nccl_doctor.model.run_record import RunRecord
 
 SCHEMA_VERSION = "2"
@@ -107,7 +108,11 @@ class Report:
         exit_code = root.get("exit_code", int)
         if exit_code not in range(4):
             raise ValueError(f"report.exit_code is {exit_code}, not one of 0, 1, 2, 3")
-        if exit_code == 0 and verdict not in ("pass", "warn"):
+        findings = root.each("findings", _finding)
+        starts = verdict in ("pass", "warn") or (
+            verdict == "unknown" and any(f.code == HOSTS_NOT_EXAMINED.code for f in findings)
+        )
+        if exit_code == 0 and not starts:
             raise ValueError(f'report.exit_code is 0, but report.verdict is "{verdict}"')
         cluster = cluster_from_json(root)
         return cls(
@@ -116,7 +121,7 @@ class Report:
             summary=root.get("summary", str),
             run=RunRecord.from_json(Node("report.run", root.get("run", dict)), cluster),
             root_causes=root.each("root_causes", _finding),
-            findings=root.each("findings", _finding),
+            findings=findings,
             checks=root.each("checks", _check),
             tool=root.get("tool", dict),
             redacted=root.get("redacted", bool),

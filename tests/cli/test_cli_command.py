@@ -77,6 +77,17 @@ def test_it_does_not_follow_a_failure(examine):
     assert "nccl-doctor: not started: echo follows\n" in done.stderr
 
 
+@pytest.mark.parametrize(("strict", "code"), [((), 0), (("--strict",), 3)])
+def test_a_command_that_names_hosts_which_nobody_examined(examine, strict, code):
+    done, report = examine(
+        *("sh", "-c", "echo follows", "train", "--nnodes", "2"), options=[*alone(), *strict]
+    )
+    assert (report["verdict"], report["exit_code"], done.returncode) == ("unknown", code, code)
+    assert [each["code"] for each in report["root_causes"]] == ["hosts-not-examined"]
+    assert ("follows" in done.stdout.splitlines()) is (code == 0)
+    assert "only this host was examined: the command says --nnodes 2" in done.stdout
+
+
 def test_its_arguments_are_not_recorded(examine):
     _, report = examine("true", "--token", "secret", options=alone())
     assert report["run"]["command"].endswith(" -- true …")

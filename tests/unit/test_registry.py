@@ -428,6 +428,7 @@ def test_a_name_whose_plug_in_did_not_load_says_so(install):
 CODES = """
     check-unusable check-broke rank-silent rank-killed run-interrupted coordinator-lost store-lost
     message-refused key-differs stranger-writes doctor-version-differs merge-doubtful
+    hosts-not-examined
     master-port-differs
     slower-than-before setup-changed baseline-too-short
     ssh-failed remote-command-failed config-bad-value

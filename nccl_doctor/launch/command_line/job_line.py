@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nccl_doctor.launch.ssh.hostfile import Entry
-from nccl_doctor.model.job import Rendezvous
+from nccl_doctor.model.job import Rendezvous, UnreadHosts
 from nccl_doctor.toolkit.errands import send
 
 
@@ -52,6 +52,7 @@ class JobLine:
             ssh or with the launcher of --launcher; accelerate with mpirun's.
         hostfile: its path, as written. `hosts` are those of it that a DeepSpeed job uses, in order
             of node rank, with as many slots as ranks.
+        unread: other hosts that a line names which starts no launcher that is known.
         environ: variables that the line itself sets for its ranks; None: unset.
         sources: field → flag, variable or file that it is from.
         notes: what the user should know, one line each.
@@ -74,6 +75,7 @@ class JobLine:
     hostfile: str | None = None
     hosts: tuple[Entry, ...] = ()
     ssh_port: int | None = None
+    unread: UnreadHosts = field(default_factory=UnreadHosts)
     environ: Mapping[str, str | None] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 
 from nccl_doctor.launch.command_line import accelerate, deepspeed, torchrun
 from nccl_doctor.launch.command_line.job_line import JobLine, JobLineError
+from nccl_doctor.launch.command_line.several_hosts import several_hosts
 from nccl_doctor.launch.command_line.wrappers import advice, unwrap
 
 _PROGRAMS = {  # name of a program: launcher, and the words that have to follow
@@ -47,14 +48,18 @@ def read(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> JobLine:
         JobLineError: the launcher would refuse the line, or the line contradicts itself.
     """
     line = unwrap(argv, cwd)
-    found = _launcher(line.words)
-    if found is None:
-        note = _advice(line.words)
-        return JobLine(environ=line.environ, notes=(note,) if note else ())
-    name, words = found
     base = {} if line.clean else dict(environ)
     changed = {**base, **line.environ}
     seen = {key: value for key, value in changed.items() if value is not None}
+    found = _launcher(line.words)
+    if found is None:
+        note = _advice(line.words)
+        return JobLine(
+            environ=line.environ,
+            notes=(note,) if note else (),
+            unread=several_hosts(line.words, seen),
+        )
+    name, words = found
     readers: dict[str, Callable[[], JobLine]] = {
         "torchrun": lambda: torchrun.read(words, seen),
         "launch": lambda: torchrun.read(words, seen, torchrun.LAUNCH_FLAGS),

@@ -62,7 +62,9 @@ _ELSEWHERE = {
     *("jsrun", "aprun", "flux", "qsub", "bsub", "pdsh", "ssh", "clush", "parallel", "pssh"),
     *("kubectl", "ray", "docker", "podman", "singularity", "apptainer", "enroot", "nerdctl"),
 }
-_SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "fish"}
+_IN_FRONT = {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "jsrun", "aprun"}
+"""Of them those that have the program right behind their options."""
+SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "fish"}
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _DEEPEST = 16
 
@@ -107,16 +109,20 @@ def advice(words: Sequence[str], at: int | None = None, *, is_launcher: bool = F
     `at` is the index of the program that it starts, as far as it is known.
     """
     name = PurePath(words[0]).name if words else ""
-    if name in _SHELLS or name.endswith((".sh", ".bash")):
+    if name in SHELLS or name.endswith((".sh", ".bash")):
         return (
             f"the command that {name} starts is not read: put `nccl-doctor run --` before the "
             "launcher in it"
         )
     if not is_launcher and name not in _ELSEWHERE:
         return ""
+    why = "starts tasks on other hosts" if name in _ELSEWHERE else "is not known here"
+    if name == "ray":  # its line is no job's: the tasks come later, from another program
+        return "ray starts no ranks by itself: run nccl-doctor on each of its hosts, or in a worker"
+    if not at and name not in _IN_FRONT:
+        return f"{name} {why}: put `nccl-doctor run --` before the program that it starts there"
     front = masked_command(words[:at] if at else words[:1])
     behind = masked_command(words[at : at + 1]) if at else "COMMAND"
-    why = "starts tasks on other hosts" if name in _ELSEWHERE else "is not known here"
     return f"{name} {why}: put nccl-doctor after it: {front} nccl-doctor run -- {behind} …"
 
 
