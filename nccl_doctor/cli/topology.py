@@ -80,7 +80,8 @@ def topology_of(ctx: click.Context, given: Mapping[str, Any], command: Sequence[
         _check(ctx, flags, launch)
         return Topology(flags, launch, None, deepspeed, job)
     fleet = _fleet_of(ctx, path, flags, launch, chosen)
-    return Topology(flags, launch, replace(fleet, ssh_port=ssh_port), deepspeed, job)
+    fleet = replace(fleet, ssh_port=ssh_port, shell_here=job.shell_here)
+    return Topology(flags, launch, fleet, deepspeed, job)
 
 
 # --- the job's own command ---

@@ -26,6 +26,7 @@ from nccl_doctor.judge.conclusion import conclude, judge_again
 from nccl_doctor.judge.history import Past, judge_beside
 from nccl_doctor.judge.merge_reports import merge_reports
 from nccl_doctor.launch.host_launch import DEFAULT_PORT
+from nccl_doctor.launch.identity import is_this_host
 from nccl_doctor.launch.ssh import faults
 from nccl_doctor.launch.ssh.connection import Ended, Heard, converse, ssh_command
 from nccl_doctor.launch.ssh.hostfile import Entry
@@ -63,7 +64,7 @@ _MORE = re.compile(re.escape(MORE).encode() + rb"(\d{1,3})\r?\n")
 class Fleet:
     """Hosts and what to start on them: the hosts by node rank, `--nproc-per-node` of each, the
     flags of all, the variables that a launcher would export to them, and the port of ssh if the
-    command of the job gives one.
+    command of the job gives one. `shell_here`: what is on this host is started without ssh.
     """
 
     path: str
@@ -73,6 +74,7 @@ class Fleet:
     master_port: int
     variables: Mapping[str, str]
     ssh_port: int | None = None
+    shell_here: bool = False
 
     @classmethod
     def of(
@@ -91,12 +93,12 @@ class Fleet:
         return cls(path, entries, nproc, address, port, variables)
 
     def command(self, node_rank: int, connect_s: float) -> list[str]:
-        """Words of the local ssh that starts the run on one host."""
+        """Words of the local ssh, or shell, that starts the run on one host."""
         run = [*start_words(Path.cwd(), self.variables), "run", "--relay"]
         run += ["--nnodes", str(len(self.entries)), "--node-rank", str(node_rank)]
         run += ["--nproc-per-node", self.nproc[node_rank]]
         run += ["--master-addr", self.master_addr, "--master-port", str(self.master_port)]
-        return ssh_command(
+        words = ssh_command(
             self.entries[node_rank].destination,
             run,
             connect_s=connect_s,
@@ -107,6 +109,9 @@ class Fleet:
                 "PYTHONPATH": "",
             },
         )
+        if self.shell_here and is_this_host(self.entries[node_rank].name):
+            return ["sh", "-c", words[-1]]
+        return words
 
 
 def run_on_hosts(

@@ -34,6 +34,19 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "master_addr": "--master_addr",
         "master_port": "--master_port",
     },
+    "vllm": _DASHED,
+    "sglang": {
+        "nnodes": "--nnodes",
+        "node_rank": "--node-rank",
+        "master_addr": "--dist-init-addr",
+        "master_port": "--dist-init-addr",
+    },
+    "fabric": {
+        "nnodes": "--num-nodes",
+        "node_rank": "--node-rank",
+        "master_addr": "--main-address",
+        "master_port": "--main-port",
+    },
 }
 """Launcher → field of a `Launch` → the option by which it takes it. They read no variables for
 these, and set those that their ranks have."""

@@ -17,7 +17,7 @@ _VARIABLES = {
 }
 BY_OPTIONS = (OWN, "torchrun", "accelerate")
 """Launchers that take node rank and number of hosts by options, and read no variables for them."""
-_ENDPOINTS = (ENDPOINT, "PET_RDZV_ENDPOINT")
+_ENDPOINTS = (ENDPOINT, "PET_RDZV_ENDPOINT", "--dist-init-addr")
 
 
 def start_with(

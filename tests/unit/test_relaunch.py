@@ -32,13 +32,25 @@ TORCHRUN = "torchrun --nnodes 2 --node_rank 1 --nproc_per_node 1"
         "torchrun --nnodes 2 --rdzv_backend c10d --rdzv_endpoint nd0:29400 train.py", "master_addr",
         ("# --rdzv-endpoint nd9:29400", "# --rdzv-endpoint nd0:29400"),
     ),
+    "vllm": (
+        "vllm serve m --nnodes 2 --node-rank 1 --master-addr nd0", "master_addr",
+        ("# --master-addr nd9", "# --master-addr nd0"),
+    ),
+    "sglang, which has address and port in one": (
+        "sglang serve m --nnodes 2 --node-rank 1 --dist-init-addr nd0:5000", "master_addr",
+        ("# --dist-init-addr nd9:5000", "# --dist-init-addr nd0:5000"),
+    ),
+    "fabric": (
+        "fabric run --num-nodes 2 --node-rank 1 --main-address nd0 train.py", "master_addr",
+        ("# --main-address nd9", "# --main-address nd0"),
+    ),
     "another program": (
         "python train.py", "master_addr", ("# --master-addr nd9", "# --master-addr localhost"),
     ),
 }.values())  # fmt: skip
 def test_the_option_of_the_command(line, field, lines, monkeypatch, tmp_path):
     (tmp_path / "train.py").touch()
-    for name in ("torchrun", "accelerate", "python"):
+    for name in ("torchrun", "accelerate", "python", "vllm", "sglang", "fabric"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.chdir(tmp_path)

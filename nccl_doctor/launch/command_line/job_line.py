@@ -35,8 +35,8 @@ class JobLine:
     Defaults of the launcher stand here too, with the source `default`.
 
     Attributes:
-        launcher: `torchrun`, `accelerate`, `deepspeed`, or `none` for a line that none of them
-            starts.
+        launcher: `torchrun`, `accelerate`, `deepspeed`, `vllm`, `sglang`, `fabric`, `horovodrun`,
+            `colossalai`, or `none` for a line that none of them starts.
         nnodes: hosts that must be there for the job to start; of an elastic range, the fewest.
         max_nnodes: hosts that may join; equal to `nnodes` but for an elastic range.
         node_rank: of this host. None also where the launcher gives the node ranks out.
@@ -50,6 +50,7 @@ class JobLine:
         max_restarts: how often torchrun's agents start failed ranks again.
         starts_remote: one line on one host starts all the others: DeepSpeed with a hostfile, over
             ssh or with the launcher of --launcher; accelerate with mpirun's.
+        shell_here: of these, one starts the ranks of its own host without ssh.
         hostfile: its path, as written. `hosts` are those of it that a DeepSpeed job uses, in order
             of node rank, with as many slots as ranks.
         unread: other hosts that a line names which starts no launcher that is known.
@@ -72,6 +73,7 @@ class JobLine:
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
     max_restarts: int | None = None
     starts_remote: bool = False
+    shell_here: bool = False
     hostfile: str | None = None
     hosts: tuple[Entry, ...] = ()
     ssh_port: int | None = None

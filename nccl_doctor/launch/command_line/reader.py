@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 
-from nccl_doctor.launch.command_line import accelerate, deepspeed, torchrun
+from nccl_doctor.launch.command_line import accelerate, by_ssh, deepspeed, servers, torchrun
 from nccl_doctor.launch.command_line.job_line import JobLine, JobLineError
 from nccl_doctor.launch.command_line.several_hosts import several_hosts
 from nccl_doctor.launch.command_line.wrappers import advice, unwrap
@@ -19,6 +19,11 @@ _PROGRAMS = {  # name of a program: launcher, and the words that have to follow
     "deepspeed": ("deepspeed", ()),
     "deepspeed.pt": ("deepspeed", ()),
     "ds": ("deepspeed", ()),
+    "vllm": ("vllm", ("serve",)),
+    "sglang": ("sglang", ("serve",)),
+    "fabric": ("fabric", ("run",)),
+    "horovodrun": ("horovodrun", ()),
+    "colossalai": ("colossalai", ("run",)),
 }
 _MODULES = {
     "torch.distributed.run": ("torchrun", ()),
@@ -26,6 +31,8 @@ _MODULES = {
     "accelerate.commands.launch": ("accelerate", ()),
     "accelerate.commands.accelerate_cli": ("accelerate", ("launch",)),
     "deepspeed.launcher.runner": ("deepspeed", ()),
+    "vllm.entrypoints.openai.api_server": ("vllm", ()),
+    "sglang.launch_server": ("sglang", ()),
 }
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*t?")
 _PYTHON_VALUES = "WXcm"
@@ -60,16 +67,23 @@ def read(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> JobLine:
             unread=several_hosts(line.words, seen),
         )
     name, words = found
-    readers: dict[str, Callable[[], JobLine]] = {
+    readers: dict[str, Callable[[], JobLine | None]] = {
         "torchrun": lambda: torchrun.read(words, seen),
         "launch": lambda: torchrun.read(words, seen, torchrun.LAUNCH_FLAGS),
         "accelerate": lambda: accelerate.read(words, seen, line.cwd),
         "deepspeed": lambda: deepspeed.read(words, line.cwd),
+        "vllm": lambda: servers.read("vllm", words),
+        "sglang": lambda: servers.read("sglang", words),
+        "fabric": lambda: by_ssh.read_fabric(words),
+        "horovodrun": lambda: by_ssh.read_horovodrun(words, line.cwd),
+        "colossalai": lambda: by_ssh.read_colossalai(words, line.cwd),
     }
     try:
         job = readers[name]()
     except JobLineError as error:
         raise JobLineError(f"{'torchrun' if name == 'launch' else name}: {error}") from error
+    if job is None:
+        job = JobLine(unread=several_hosts(line.words, seen))
     notes = line.notes + job.notes
     return replace(job, environ={**line.environ, **job.environ}, notes=notes)
 

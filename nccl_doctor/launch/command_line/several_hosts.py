@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePath
@@ -79,7 +79,7 @@ def several_hosts(words: Sequence[str], environ: Mapping[str, str]) -> UnreadHos
     name = PurePath(words[0]).name if words else ""
     starter = _STARTERS.get(name, _Starter(elsewhere=False))
     found = _Found()
-    for option, value, shown in _options(_opened(words, environ)):
+    for option, value, shown in options_in(_opened(words, environ)):
         found.take(starter, option, value, shown)
     if not found.counted:
         sizes = (*(_OF_SLURM if name in _STARTERS else ()), *_SIZES)
@@ -147,7 +147,7 @@ def _opened(words: Sequence[str], environ: Mapping[str, str]) -> Iterator[str]:
             yield word
 
 
-def _options(words: Iterator[str]) -> Iterator[tuple[str, str, str]]:
+def options_in(words: Iterable[str]) -> Iterator[tuple[str, str, str]]:
     """Each option with its value: `--a b`, `--a=b`, `-a b`, `a=b`, `x.a=b`, and how it is written.
 
     Yields: the bare name, the value, and the name as written.

@@ -25,9 +25,9 @@ COLUMNS = ("layer", "seconds", "set by", "clock starts", "then")
 ENDLESS = "NCCL has no time-out"
 _DEEPSPEED, _HEARTBEAT = "DEEPSPEED_TIMEOUT", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
 _WANDB = "WANDB__SERVICE_WAIT"
-_TORCHRUN = ("torchrun", "accelerate", "kubeflow")
+_TORCHRUN = ("torchrun", "accelerate", "fabric", "kubeflow")
 """Launchers by which torchrun's agents meet first."""
-_OTHERS = ("srun", "mpirun", "mpi", "deepspeed", "ray")
+_OTHERS = ("srun", "mpirun", "mpi", "deepspeed", "ray", "vllm", "sglang")
 _LONGEST = 20
 """Characters of a value: more make no number of seconds."""
 _STATIC_S, _JOIN_S = 900.0, 600.0
