@@ -8,7 +8,8 @@ job; and whether --backend is the same on all hosts. srun and mpirun set no MAST
 MASTER_PORT: if nothing else sets them, the ranks of the examination meet on the first host of
 Slurm's list, or of mpirun's, at a port made from the job number, and a note reports this. If they
 do not meet there, the note is a warning: mpirun may run where no rank does, as in the launcher pod
-of an MPIJob.
+of an MPIJob. Nor do they set RANK and WORLD_SIZE: what torch lacks is always shown beside the
+verdict, with a line that sets it.
 
 Why it matters
 --------------
@@ -133,6 +134,16 @@ NOT_SET = Kind(
     ),
     Severity.INFO,
 )
+NO_RANK = Kind(
+    "rank-not-set",
+    Layer.LAUNCH,
+    "The tasks have no RANK and WORLD_SIZE: the examination took those of srun or mpirun",
+    "init_process_group reads RANK and WORLD_SIZE unless it is given both, or another init_method, "
+    "and raises without them. A job that sets them itself (Lightning, mpi4py) needs no change.",
+    "Start the processes with torchrun, or set RANK, WORLD_SIZE and LOCAL_RANK in each task.",
+    Severity.INFO,
+    beside=True,
+)
 INDEPENDENT = Kind(
     "launch-runs-independent",
     Layer.LAUNCH,
@@ -168,6 +179,8 @@ BACKEND = Kind(
     ),
 )
 _ADDRESS_OF_0 = "before the launch; ADDRESS is that of rank 0's host"
+_OF_TASKS = {"srun": "srun", "mpirun": "mpirun", "mpi": "mpiexec"}
+"""Launchers whose tasks may be ranks → the program that starts them."""
 _ELASTIC = ("torchrun", "accelerate", "nccl-doctor")
 """Launchers whose run id separates jobs; our own launcher has that of the torchrun it replaces."""
 
@@ -188,6 +201,7 @@ class LaunchRecord(Check):
         LOCAL_OUT_OF_RANGE,
         RUN_ID,
         BACKEND,
+        NO_RANK,
         NOT_SET,
         INDEPENDENT,
     )
@@ -202,6 +216,7 @@ class LaunchRecord(Check):
         """Findings on each rank's record, and on differences between ranks if all reported."""
         yield from _problems(cluster)
         yield from _met_by_a_rule(cluster)
+        yield from _without_rank(cluster)
         if cluster.complete:
             yield from _without_local_rank(cluster)
             claims = (
@@ -292,6 +307,42 @@ def _better_place(cluster: Cluster) -> Mapping[str, str]:
     elif likely := likely_address(facts["interfaces"], facts.get("source", "")):
         better["MASTER_ADDR"] = likely[1]
     return better
+
+
+def _without_rank(cluster: Cluster) -> Iterator[Finding]:
+    """A note on tasks whose rank is known from variables that torch does not read."""
+    launches = [rank.launch for rank in cluster.present if rank.launch is not None]
+    launch = next((each for each in launches if each.launcher in _OF_TASKS), None)
+    if launch is None:
+        return
+    names = {"rank": "RANK", "local_rank": "LOCAL_RANK", "world_size": "WORLD_SIZE"}
+    theirs = {
+        variable: own
+        for name, variable in names.items()
+        if (own := launch.sources.get(name, variable)) != variable
+        and launch.given(name) is not None
+    }
+    if not {"RANK", "WORLD_SIZE"} & set(theirs):
+        return
+    needed = [shell("{:variable}=${:variable}", mine, own) for mine, own in theirs.items()]
+    for name in ("master_addr", "master_port"):
+        if getattr(launch, name) is not None and launch.given(name) is None:
+            value = getattr(launch, name)
+            if not everybody_came_in(cluster):
+                value = _better_place(cluster).get(name.upper(), value)
+            needed.append(shell("{:variable}={:plain}", name.upper(), value))
+    starter = _OF_TASKS[launch.launcher]
+    yield Finding(
+        NO_RANK,
+        f"{starter} sets {', '.join(theirs.values())}, and not {', '.join(theirs)}",
+        fix=Fix(
+            Step(
+                shell("# {:name} bash -c '{} exec COMMAND'", starter, needed),
+                On.EVERY,
+                note=f"COMMAND is the job, {starter} has its options",
+            )
+        ),
+    )
 
 
 def _backends(cluster: Cluster) -> Iterator[Finding]:

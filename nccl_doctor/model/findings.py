@@ -117,7 +117,8 @@ class Kind:
     service if the finding is certain and a failure, and nothing else can have made its facts. A
     kind that `cuts_off` a host or a link takes the whole network from it; a kind that is a `loss`
     only means that somebody was not heard, or not any longer. A kind `of_one` process, if certain,
-    was done to it, and not by what other hosts have.
+    was done to it, and not by what other hosts have. A kind `beside` the verdict is shown with it,
+    in full, where it is information too.
     """
 
     code: str
@@ -134,6 +135,7 @@ class Kind:
     cuts_off: bool = False
     loss: bool = False
     of_one: bool = False
+    beside: bool = False
 
     def variant(self, *, title: str = "", why: str = "", fix: str = "") -> Kind:
         """The same kind in other words, for a case that its own do not fit.

@@ -150,6 +150,7 @@ def _finding_json(finding: Finding, hosts: StepHosts) -> Json:
         **fix_to_json(finding, hosts),
         "why": finding.kind.why,
         "drains": drains,
+        **({"beside": True} if finding.kind.beside else {}),
     }
 
 
@@ -169,6 +170,7 @@ def _finding(node: Node) -> Finding:
         fix=fix_from_json(node),
         severity=node.choice("severity", Severity),
         drains=node.get("drains", bool, False),
+        beside=node.get("beside", bool, False),
     )
     return Finding(
         kind=kind,

@@ -24,7 +24,10 @@ from nccl_doctor.report.sections import Checks, no_checks
 from nccl_doctor.report.steps import Block, Steps
 from nccl_doctor.toolkit.terminal import safe
 
-_MARKS = {"pass": "✓", "fail": "✗", "warn": "!", "unknown": "?", "blocked": "·", "skipped": "·"}
+_MARKS = {
+    **{"pass": "✓", "fail": "✗", "warn": "!", "unknown": "?"},
+    **{"info": "·", "blocked": "·", "skipped": "·"},
+}
 _LONGEST = 600
 """Characters of one message."""
 _MOST_VALUES = 60
@@ -97,6 +100,8 @@ class Text:
             f"nccl-doctor: {report.verdict.upper()}: {report.summary}", report.verdict, bold=True
         )
         for group in by_kind(report.root_causes):
+            _root_cause(page, places, steps, group, self._quiet)
+        for group in by_kind(_beside(report)):
             _root_cause(page, places, steps, group, self._quiet)
         if not self._quiet:
             _links(page, report, checks)
@@ -293,8 +298,18 @@ def _codes_of_absent(report: Report) -> set[str]:
     return {finding.code for finding in report.findings} - elsewhere
 
 
+def _beside(report: Report) -> list[Finding]:
+    infos = (finding for finding in report.findings if finding.level is Severity.INFO)
+    return [finding for finding in infos if finding.kind.beside and not finding.explained_by]
+
+
 def _infos(page: Page, places: Places, report: Report) -> None:
-    infos = [finding for finding in report.findings if finding.level is Severity.INFO]
+    shown = _beside(report)
+    infos = [
+        finding
+        for finding in report.findings
+        if finding.level is Severity.INFO and finding not in shown
+    ]
     if infos:
         page.heading("Worth knowing")
     for finding in infos:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Context, Launch, LaunchProblem, Severity
+from nccl_doctor.api import Cluster, Context, Launch, LaunchProblem, Severity
+from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.launch.detect import detect
 from nccl_doctor.launch.host_launch import host_launch
 from nccl_doctor.model.options import Flags
+from nccl_doctor.report import text
 from tests.support import findings
 from tests.support.checks import CHECKS
 from tests.support.clusters import change_rank, make_cluster, shut_out
 from tests.support.findings import everywhere
 from tests.support.merging import with_facts
+from tests.support.reports import RUN, through_json
+from tests.support.rows import each_row
 
 CHECK = CHECKS["launch_record"]
 EVERYWHERE = "on every host: export"
@@ -231,3 +236,82 @@ class TestWhereNobodySaysWhereToMeet:
         for seat in range(4):
             cluster = change_rank(cluster, seat, launch={"master_addr": None})
         assert judge(cluster) == []
+
+
+# --- variables of torch that tasks lack ---
+
+
+def tasks(launcher: str, sources: Mapping[str, str], **launch: Any) -> Cluster:
+    cluster = make_cluster()
+    for seat in range(4):
+        record = {"launcher": launcher, "sources": dict(sources), **launch}
+        cluster = change_rank(cluster, seat, launch=record)
+    return cluster
+
+
+OF_SLURM = {"rank": "SLURM_PROCID", "local_rank": "SLURM_LOCALID", "world_size": "SLURM_NTASKS"}
+OF_MPI = {
+    "rank": "OMPI_COMM_WORLD_RANK",
+    "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "world_size": "OMPI_COMM_WORLD_SIZE",
+}
+OF_HYDRA = {
+    "rank": "PMI_RANK",
+    "world_size": "PMI_SIZE",
+    "master_addr": "MASTER_ADDR",
+    "local_rank": "derived from WORLD_SIZE",
+}
+
+
+@each_row(
+    ("launcher", "sources", "line"),
+    [
+        (
+            "srun",
+            OF_SLURM,
+            "# srun bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS "
+            "exec COMMAND'",
+        ),
+        (
+            "srun",
+            {**OF_SLURM, "master_addr": "derived from X", "master_port": "derived from Y"},
+            "# srun bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS "
+            "MASTER_ADDR=nd0 MASTER_PORT=29500 exec COMMAND'",
+        ),
+        (
+            "mpirun",
+            OF_MPI,
+            "# mpirun bash -c 'RANK=$OMPI_COMM_WORLD_RANK "
+            "LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE exec COMMAND'",
+        ),
+        ("mpi", OF_HYDRA, "# mpiexec bash -c 'RANK=$PMI_RANK WORLD_SIZE=$PMI_SIZE exec COMMAND'"),
+    ],
+)
+def test_tasks_that_have_no_rank_for_torch(launcher: str, sources: Mapping[str, str], line: str):
+    notes = [each for each in judge(tasks(launcher, sources)) if each.code == "rank-not-set"]
+    (found,) = notes
+    assert (found.level, found.where.hosts) == (Severity.INFO, ())
+    assert [step.command for step in found.fix.steps] == [line]
+    assert sources["rank"] in found.message
+
+
+@each_row(
+    ("launcher", "sources"),
+    [
+        ("srun", {**OF_SLURM, "rank": "RANK", "world_size": "WORLD_SIZE"}),
+        ("torchrun", {"rank": "RANK", "world_size": "WORLD_SIZE"}),
+        ("nccl-doctor", {"rank": "nccl-doctor", "world_size": "derived from --nnodes"}),
+        ("env", {}),
+    ],
+)
+def test_ranks_that_torch_can_read(launcher: str, sources: Mapping[str, str]):
+    assert "rank-not-set" not in [each.code for each in judge(tasks(launcher, sources))]
+
+
+def test_it_is_shown_beside_the_verdict_though_it_is_information():
+    cluster = tasks("srun", OF_SLURM)
+    report = through_json(conclude(cluster, [CHECK], run=RUN))
+    for quiet in (False, True):
+        shown = text.render(report, quiet=quiet)
+        assert "[rank-not-set]" in shown
+        assert "WORLD_SIZE=$SLURM_NTASKS exec COMMAND'" in shown

@@ -434,7 +434,7 @@ CODES = """
     ssh-failed remote-command-failed config-bad-value
     launch-missing-variable launch-bad-value launch-sources-disagree rank-out-of-range
     local-rank-out-of-range launch-run-id-differs master-not-set backend-option-differs
-    launch-runs-independent
+    launch-runs-independent rank-not-set
     env-unknown-variable env-bad-value env-deprecated env-conflict env-debug-leftover env-differs
     timeout-too-short proxy-covers-master
     addr-unresolvable addr-loopback addr-differs addr-not-on-master dns-slow addr-family-mixed
