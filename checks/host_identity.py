@@ -17,9 +17,11 @@ Give every host its own name, and cloned machines a new machine id.
 
 When it is wrong
 ----------------
-Containers of one machine that share its network are one host here, as they are to NCCL. The machine
-id of an image (of a container or a diskless host) is the same wherever the image runs; that does no
-harm and is reported as information.
+Several node ranks on one machine are right for a test, or where each has GPUs of its own. Where
+srun or mpirun has started a launcher in each task it is a warning, and with nccl a failure: they
+would share GPUs. Containers of one machine that share its network are one host here, as they are to
+NCCL. The machine id of an image (of a container or a diskless host) is the same wherever the image
+runs; that does no harm and is reported as information.
 
 References
 ----------
@@ -30,7 +32,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +45,15 @@ from nccl_doctor.api import (
     Host,
     Kind,
     Layer,
+    On,
+    Rank,
     Severity,
     Step,
     Where,
     number_range,
     shell,
 )
+from nccl_doctor.toolkit.gpu.devices import see_other_gpus
 from nccl_doctor.toolkit.host import mounts, text_of
 from nccl_doctor.toolkit.hosts import is_namesake, published_address
 
@@ -93,6 +98,27 @@ SHARED_HOST = Kind(
     "Check that each node rank was started on the intended host.",
     Severity.INFO,
 )
+_EACH_TASK = SHARED_HOST.variant(
+    why="Each task has started a launcher, which counts as a node. A launcher starts all ranks of "
+    "its host: two of them take the same GPUs, and count LOCAL_RANK from 0 each."
+)
+_TASKS = {
+    "SLURM_PROCID": (
+        "srun",
+        ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+        Fix(
+            Step(shell("# srun --ntasks-per-node=1"), On.EVERY, note="one launcher on each host"),
+            Step(shell("# --node-rank $SLURM_NODEID"), On.EVERY, note="in its line"),
+        ),
+    ),
+    "OMPI_COMM_WORLD_RANK": (
+        "mpirun",
+        ("OMPI_COMM_WORLD_SIZE",),
+        Fix(Step(shell("# mpirun --map-by ppr:1:node"), On.EVERY, note="one launcher on each")),
+    ),
+}
+"""Variable that numbers tasks → what starts them, the variables that all tasks of one start share,
+and the fix where each has started a launcher."""
 
 _DISK = ("ext4", "xfs", "btrfs", "zfs", "ext3", "f2fs")
 
@@ -154,8 +180,7 @@ class HostIdentity(Check):
                 )
         for hosts in machines.values():
             if len(hosts) > 1:
-                nodes = number_range([h.node_rank for h in hosts if h.node_rank is not None])
-                yield Finding(SHARED_HOST, f"node ranks {nodes} on one host", _place(hosts))
+                yield _shared(cluster, hosts, [rank[host.id] for host in hosts])
         for machine_id, hosts in ids.items():
             facts_of = [seen[host.id][1] for host in hosts]
             # One kernel has one machine id, with any number of containers or namespaces.
@@ -168,6 +193,28 @@ class HostIdentity(Check):
                     _place(hosts),
                     severity=Severity.INFO if harmless else Severity.WARN,
                 )
+
+
+def _shared(cluster: Cluster, hosts: Sequence[Host], ranks: Sequence[Rank]) -> Finding:
+    """The finding on several node ranks of one machine: a launcher in each task, or something else.
+
+    `ranks`: one of each.
+    """
+    nodes = number_range([host.node_rank for host in hosts if host.node_rank is not None])
+    found = Finding(SHARED_HOST, f"node ranks {nodes} on one host", _place(hosts))
+    own_gpus = see_other_gpus(rank.env for rank in ranks)
+    for variable, (starter, common, fix) in _TASKS.items():
+        numbers = {rank.env.get(variable, "") for rank in ranks}
+        starts = {tuple(rank.env.get(name) for name in common) for rank in ranks}
+        if "" in numbers or len(numbers) < len(ranks) or len(starts) > 1 or own_gpus:
+            continue
+        return found.replaced(
+            kind=_EACH_TASK,
+            message=f"{found.message}: one for each of {len(ranks)} tasks that {starter} started",
+            fix=fix,
+            severity=Severity.FAIL if cluster.backend == "nccl" else Severity.WARN,
+        )
+    return found
 
 
 def _place(hosts: Iterable[Host]) -> Where:

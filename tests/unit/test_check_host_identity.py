@@ -13,7 +13,7 @@ import pytest
 from nccl_doctor.api import Cluster, Context, Launch, Severity
 from tests.support import findings
 from tests.support.checks import CHECKS
-from tests.support.clusters import make_cluster
+from tests.support.clusters import change_rank, make_cluster
 
 CHECK = CHECKS["host_identity"]
 THREE = ("nd0", "nd1", "nd2")
@@ -63,6 +63,48 @@ class TestMachines:
         finding = only(cluster, "host-shared-by-nodes", hosts=["a"])
         assert finding.level is Severity.INFO
         assert finding.message == "node ranks 1–2 on one host"
+
+    def shared(self, backend: str, *env: Mapping[str, str]) -> Cluster:
+        """A host of its own, and one with two node ranks, whose tasks have these variables."""
+        cluster = self.cluster({"netns": 1}, {"netns": 2}, {"netns": 2}, names=("nd0", "a", "a"))
+        for seat, variables in enumerate(env, start=1):
+            cluster = change_rank(cluster, seat, env=variables)
+        return replace(cluster, backend=backend)
+
+    @pytest.mark.parametrize(
+        ("backend", "level"), [("gloo", Severity.WARN), ("nccl", Severity.FAIL)]
+    )
+    def test_a_launcher_in_each_task_of_srun(self, backend: str, level: Severity) -> None:
+        step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+        tasks = [{**step, "SLURM_PROCID": number} for number in ("2", "3")]
+        finding = only(self.shared(backend, *tasks), "host-shared-by-nodes", hosts=["a"])
+        assert finding.level is level
+        assert finding.message.endswith("on one host: one for each of 2 tasks that srun started")
+        assert [each.command for each in finding.fix.steps] == [
+            "# srun --ntasks-per-node=1",
+            "# --node-rank $SLURM_NODEID",
+        ]
+
+    def test_a_launcher_in_each_task_of_mpirun(self) -> None:
+        tasks = [{"OMPI_COMM_WORLD_RANK": n, "OMPI_COMM_WORLD_SIZE": "4"} for n in ("2", "3")]
+        finding = only(self.shared("gloo", *tasks), "host-shared-by-nodes", hosts=["a"])
+        assert finding.level is Severity.WARN
+        assert finding.fix.steps[0].command == "# mpirun --map-by ppr:1:node"
+
+    @pytest.mark.parametrize(
+        "more",
+        [
+            [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}],
+            [{"SLURM_PROCID": "2"}, {"SLURM_PROCID": "2"}],
+            [{"SLURM_STEP_ID": "0"}, {"SLURM_STEP_ID": "1"}],
+        ],
+        ids=["GPUs of their own", "one task", "two steps"],
+    )
+    def test_what_is_no_launcher_in_each_task(self, more: Sequence[Mapping[str, str]]) -> None:
+        step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+        tasks = [{**step, "SLURM_PROCID": n, **own} for n, own in zip("23", more, strict=True)]
+        finding = only(self.shared("nccl", *tasks), "host-shared-by-nodes", hosts=["a"])
+        assert finding.level is Severity.INFO
 
     def test_names_alone_prove_nothing(self) -> None:
         assert judge(make_cluster(("nd0", "a", "a"))) == []

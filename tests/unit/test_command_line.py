@@ -401,3 +401,14 @@ def test_deepspeed_notes(cwd: Path):
     assert said(job(elastic, cwd), "all hosts are examined")
     assert said(job("deepspeed --master_addr 10.0.0.1 t.py", cwd), "not used without a hostfile")
     assert said(job("deepspeed --autotuning run t.py", cwd), "--autotuning")
+
+
+def test_a_node_rank_that_is_the_number_of_a_task():
+    line = "torchrun --nnodes 2 --node-rank 2 --master-addr a t.py"
+    of_tasks = {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"}
+    with pytest.raises(JobLineError) as error:
+        job(line, **of_tasks)
+    assert "srun --ntasks-per-node=1), and give it --node-rank $SLURM_NODEID" in str(error.value)
+    with pytest.raises(JobLineError) as error:
+        job(line, **{**of_tasks, "SLURM_NTASKS": "2"})
+    assert str(error.value).endswith("out of range: with 2 it is 0 to 1")

@@ -54,7 +54,23 @@ def read(words: Sequence[str], environ: Mapping[str, str], table: FlagTable = FL
         JobLineError: torchrun would refuse the line, or the line contradicts itself.
     """
     given = read_flags(table, words)
-    return resolve("torchrun", {**_of_variables(environ), **given.flags}, given.notes)
+    flags = {**_of_variables(environ), **given.flags}
+    try:
+        return resolve("torchrun", flags, given.notes)
+    except JobLineError as error:
+        raise JobLineError(f"{error}{_one_for_each_task(flags, environ)}") from error
+
+
+def _one_for_each_task(flags: GivenFlags, environ: Mapping[str, str]) -> str:
+    """A hint where the node rank is the number of a task, and a host has several of them."""
+    rank, tasks = flags.get("node_rank"), environ.get("SLURM_NTASKS", "")
+    several = tasks.isdecimal() and tasks != environ.get("SLURM_NNODES", tasks)
+    if not rank or rank.text != environ.get("SLURM_PROCID") or not several:
+        return ""
+    return (
+        f"; it is SLURM_PROCID, the number of one of {tasks} tasks: start one task on each host "
+        "(srun --ntasks-per-node=1), and give it --node-rank $SLURM_NODEID"
+    )
 
 
 def read_variables(environ: Mapping[str, str]) -> JobLine:
