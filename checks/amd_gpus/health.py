@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nccl_doctor.api import Confidence, Fix, Kind, Severity, Step, look, shell
+from nccl_doctor.toolkit.advice import end_processes
 from nccl_doctor.toolkit.gpu.ends import certainty_of_reader
 from nccl_doctor.toolkit.gpu.kinds import (
     BUNDLE,
@@ -217,11 +218,7 @@ def _busy(gpu: Gpu, own: Collection[int]) -> Iterator[Trouble]:
     yield Trouble(
         GPU_BUSY,
         f"{who} {'uses' if len(strange) == 1 else 'use'} it",
-        Fix(
-            Step(shell("kill {:number}", known), note="if nobody needs it", persists=True)
-            if known
-            else look(shell("amd-smi process"))
-        ),
+        end_processes(known) if known else Fix(look(shell("amd-smi process"))),
         Severity.FAIL if full else Severity.WARN,
         # One without a name has ended, or is another user's: it may be one of ours.
         Confidence.CERTAIN if known else Confidence.POSSIBLE,

@@ -21,6 +21,7 @@ from nccl_doctor.api import (
     look,
     shell,
 )
+from nccl_doctor.toolkit.advice import end_processes
 from nccl_doctor.toolkit.firewall.portrules import fits, how_to_let_pass, stopped_by
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.net.endpoints import read_endpoint
@@ -305,21 +306,27 @@ def _port(endpoint: str, one: Facts, where: Where) -> Iterator[Finding]:
         )
     elif one["bind_errno"] == errno.EADDRINUSE:
         held = one.get("holder") or {"pid": None, "command": "", "uid": None}
-        who = f"process {held['pid']} ({held['command']})"
+        who = f"process {held['pid']} ({held['command']}, user id {held['uid']})"
         if held["pid"] is None:
             who = "a process that this user may not see"
             who += f" (user id {held['uid']})" if held["uid"] is not None else ""
-        first = look(
-            shell("sudo ss -ltnp 'sport = :{:number}'", port), "if that is not the service itself"
+        seen = Fix(
+            look(
+                shell("sudo ss -ltnp 'sport = :{:number}'", port),
+                "whether that is the service itself",
+            )
         )
         if held["pid"]:
-            first = Step(shell("kill {:number}", held["pid"]), note=first.note)
+            seen = end_processes([held["pid"]])
         yield Finding(
             IN_USE,
             f"{endpoint} is held by {who}",
             where,
             dict(held),
-            fix=Fix(first, alternatives=["give the service another port"]),
+            fix=Fix(
+                text="give the service another port, if that is not the service itself",
+                alternatives=[seen],
+            ),
             severity=Severity.INFO if one.get("known") else None,
             confidence=Confidence.LIKELY,
         )

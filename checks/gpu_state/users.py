@@ -16,11 +16,11 @@ from nccl_doctor.api import (
     OutcomeStatus,
     Rank,
     Severity,
-    Step,
     look,
     number_range,
     shell,
 )
+from nccl_doctor.toolkit.advice import end_processes
 from nccl_doctor.toolkit.forks import OURS
 from nccl_doctor.toolkit.gpu.kinds import GPU_BUSY
 
@@ -181,9 +181,7 @@ def busy_troubles(gpu: Gpu, users: Users) -> Iterator[Trouble]:
         yield Trouble(
             GPU_BUSY,
             f"{who} uses it" if len(strange) == 1 else f"{who} use it",
-            Fix(Step(shell("kill {:number}", known), note="if nobody needs it", persists=True))
-            if known
-            else "",
+            end_processes(known) if known else "",
             severity,
             # One without a name is in another PID namespace, or has ended: it may be one of ours.
             Confidence.CERTAIN if known else Confidence.POSSIBLE,

@@ -9,7 +9,7 @@ PORT_IN_USE = Kind(
     layer=Layer.PORT,
     title="Another process holds MASTER_PORT",
     why="Rank 0 cannot serve the store; the other ranks connect to that process, or wait.",
-    fix="end the process that holds it, or choose another MASTER_PORT on every host",
+    fix="choose another MASTER_PORT on every host, or end the process that holds it",
 )
 PORT_PRIVILEGED = Kind(
     code="port-privileged",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from nccl_doctor.api import Finding, Fix, On, Rank, Step, Where, look, shell
+from nccl_doctor.toolkit.advice import end_processes
 from nccl_doctor.toolkit.net.ports import reserve_port
 from nccl_doctor.toolkit.relaunch import start_with
 
@@ -20,10 +21,10 @@ ANOTHER_PORT = "choose another MASTER_PORT on every host"
 def own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
     """Findings on a port that is taken, forbidden, or given to clients too."""
     port, where = facts["port"], Where(hosts=(rank.host.label,))
-    other = start_with([rank], "master_port", 29500, On.EVERY)
+    other = start_with([rank], "master_port", 29501 if port == 29500 else 29500, On.EVERY)
     if facts["bind_errno"] == errno.EADDRINUSE:
         held = facts["holder"] or {"pid": None, "command": "", "state": "", "uid": None}
-        who = f"process {held['pid']} ({held['command']})"
+        who = f"process {held['pid']} ({held['command']}, user id {held['uid']})"
         if held["pid"] is None:
             who = "a process that this user may not see"
             who += f" (user id {held['uid']})" if held["uid"] is not None else ""
@@ -33,15 +34,14 @@ def own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
             where,
             {**held, "bind_error": facts["bind_error"]},
             fix=Fix(
-                Step(
-                    shell("kill {:number}", held["pid"]),
-                    note=f"ends {held['command'] or 'that process'}",
-                ),
-                alternatives=[ANOTHER_PORT],
-            )
-            if held["pid"]
-            else Fix(
-                look(shell("sudo ss -tanp 'sport = :{:number}'", port)), alternatives=[ANOTHER_PORT]
+                *(replace(step, note=_FREE) for step in other),
+                alternatives=[
+                    end_processes([held["pid"]])
+                    if held["pid"]
+                    else Fix(
+                        look(shell("sudo ss -tanp 'sport = :{:number}'", port), "who has this one")
+                    )
+                ],
             ),
             shuts_out=True,
         )

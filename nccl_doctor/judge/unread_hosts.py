@@ -12,7 +12,8 @@ from nccl_doctor.model.kinds import HOSTS_NOT_EXAMINED
 
 _TAKES_A_COMMAND = ("srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
 """Starters that have the program right behind their options."""
-_NOTE = "on each host of the job, before `--`; --nnodes 1 if it has this host only"
+_NOTE = "in the line of nccl-doctor, on each host of the job"
+_ALONE = Fix(Step(shell("# --nnodes 1"), note="if the job has this host only"))
 
 
 def unread_hosts(unread: UnreadHosts) -> Iterator[Finding]:
@@ -24,16 +25,18 @@ def unread_hosts(unread: UnreadHosts) -> Iterator[Finding]:
         unread.nnodes or "NUMBER",
         unread.master_addr or "ADDRESS",
     )
-    by_hand = Fix(Step(options, On.EVERY, note=_NOTE))
-    fix = by_hand
+    step = Step(options, On.EVERY, note=_NOTE)
+    by_hand, fix = Fix(step), Fix(step, alternatives=[_ALONE])
     if unread.starter in _TAKES_A_COMMAND:
         line = shell("# {:name} nccl-doctor run -- COMMAND", unread.starter)
-        fix = Fix(Step(line, note=f"with the options of {unread.starter} as they are"))
+        note = f"with the options of {unread.starter} as they are"
+        fix = Fix(Step(line, note=note), alternatives=[_ALONE])
     elif unread.starter:
-        fix = Fix(text="start nccl-doctor where the job starts its ranks", alternatives=[by_hand])
+        where = "start nccl-doctor where the job starts its ranks"
+        fix = Fix(text=where, alternatives=[by_hand, _ALONE])
     elif unread.hostfile:
         line = shell("# --hostfile {}", unread.hostfile)
-        fix = Fix(Step(line, note="before `--`"), alternatives=[by_hand])
+        fix = Fix(Step(line, note="in the line of nccl-doctor"), alternatives=[by_hand, _ALONE])
     yield Finding(
         HOSTS_NOT_EXAMINED,
         f"only this host was examined: {unread.said}",

@@ -180,8 +180,9 @@ HOSTS_NOT_EXAMINED = Kind(
         Step(
             shell("# --nnodes NUMBER --node-rank NUMBER --master-addr ADDRESS"),
             On.EVERY,
-            note="before `--`; --nnodes 1 if it has this host only",
+            note="in the line of nccl-doctor, on each host of the job",
         ),
+        alternatives=[Fix(Step(shell("# --nnodes 1"), note="if the job has this host only"))],
     ),
     severity=Severity.WARN,
 )

@@ -71,3 +71,18 @@ def _step(command: str, note: str, on: On) -> Step:
     if command.startswith(_CHANGES):
         return Step(Command(command), note=note)
     return look(Command(command), note)
+
+
+def end_processes(pids: Iterable[int | str]) -> Fix:
+    """The fix that ends processes, after a look at whose they are: they may be a stranger's."""
+    known = ",".join(str(pid) for pid in pids)
+    each = known.split(",")
+    one = len(each) == 1
+    return Fix(
+        look(shell("ps -o user,pid,lstart,args -p {:number}", known), f"whose {_ARE[one]}"),
+        Step(shell("kill {:number}", each), note=f"if {_NEEDS[one]}", persists=True),
+    )
+
+
+_ARE = {True: "it is", False: "they are"}
+_NEEDS = {True: "it is yours, and nobody needs it", False: "they are yours, and nobody needs them"}

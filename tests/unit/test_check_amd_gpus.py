@@ -167,7 +167,10 @@ def test_another_users_process_is_named_and_our_own_is_not() -> None:
         CHECK, cluster_of(state(0, busy, own=[99])), "gpu-busy", hosts=["nd0"], devices=["0-2"]
     )
     assert (found.level, found.message) == (Severity.WARN, "pid 4711 (python3, 5.0 GiB) uses it")
-    assert found.fix == "kill 4711 (if nobody needs it)"
+    assert [step.command for step in found.fix.steps] == [
+        "ps -o user,pid,lstart,args -p 4711",
+        "kill 4711",
+    ]
     full = gpu(0, 2, processes=[on(4711, 190 * GIB)])
     found = only(CHECK, cluster_of(state(0, full)), "gpu-busy", hosts=["nd0"], devices=["0-2"])
     assert found.level is Severity.FAIL

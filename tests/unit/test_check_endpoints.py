@@ -96,13 +96,17 @@ def test_what_is_healthy_is_silent(world: World) -> None:
 
 def test_a_port_that_is_held() -> None:
     one = found(World(2).change("nd0", **TAKEN, holder=HELD), "endpoint-in-use", "nd0")
-    assert one.message == "nd0:8265 is held by process 77 (python old.py)"
-    assert "kill 77" in one.fix
+    assert one.message == "nd0:8265 is held by process 77 (python old.py, user id 1000)"
+    assert one.fix.startswith("give the service another port")
+    assert [step.command for step in one.fix.alternatives[0].steps] == [
+        "ps -o user,pid,lstart,args -p 77",
+        "kill 77",
+    ]
     assert one.level is Severity.WARN
     hidden = {**HELD, "pid": None}
     one = found(World(2).change("nd0", **TAKEN, holder=hidden), "endpoint-in-use", "nd0")
     assert "may not see (user id 1000)" in one.message
-    assert "sudo ss -ltnp 'sport = :8265'" in one.fix
+    assert "sudo ss -ltnp 'sport = :8265'" in one.fix.alternatives[0]
     found(World(2).change("nd0", **TAKEN, holder=None), "endpoint-in-use", "nd0")
 
 

@@ -56,7 +56,11 @@ def test_a_process_that_nobody_can_name_is_only_possibly_a_stranger() -> None:
     assert "4711" not in found.fix
     named = only(CHECK, cluster_of(with_gpus(g3=on_it(43, "python"))), "gpu-busy", hosts=["nd0"],
                  devices=["GPU-0-3"])  # fmt: skip
-    assert (named.confidence, named.fix) == (Confidence.CERTAIN, "kill 43 (if nobody needs it)")
+    assert named.confidence is Confidence.CERTAIN
+    assert [step.command for step in named.fix.steps] == [
+        "ps -o user,pid,lstart,args -p 43",
+        "kill 43",
+    ]
 
 
 # GPUs of others -----------------------------------------------------------------------------------

@@ -315,7 +315,12 @@ def test_the_port_in_use_is_rank_0s_alone_and_names_who_holds_it():
     )
     assert (found.code, found.where) == ("port-in-use", Where(hosts=("nd0",)))
     assert "4711" in found.message
-    assert "python -m http.server" in found.message
+    assert "python -m http.server, user id 0" in found.message
+    assert [step.command for step in found.fix.steps] == ["# --master-port 29501"]
+    assert [step.command for step in found.fix.alternatives[0].steps] == [
+        "ps -o user,pid,lstart,args -p 4711",
+        "kill 4711",
+    ]
     for unseen in ({**holder, "pid": None, "uid": 1001}, None):
         (found,) = judge(
             CHECK,
@@ -324,7 +329,8 @@ def test_the_port_in_use_is_rank_0s_alone_and_names_who_holds_it():
             ),
         )
         assert "may not see" in found.message
-        assert "29500" in found.fix
+        assert [step.command for step in found.fix.steps] == ["# --master-port 29501"]
+        assert "sport = :29500" in found.fix.alternatives[0]
 
 
 def test_a_port_under_the_agent_is_never_in_use_privileged_or_at_risk():

@@ -442,7 +442,10 @@ def test_own_processes_and_those_of_mps_are_nobody_else(see: Any, root: Path) ->
     machine["0"]["processes"] += f" 43 {GIB}"
     found = only(CHECK, two_hosts(see(machine)), "gpu-busy", hosts=["nd1"], devices=[uuid(0)])
     assert "pid 43 (python) uses it" in found.message
-    assert found.fix == "kill 43 (if nobody needs it)"
+    assert [step.command for step in found.fix.steps] == [
+        "ps -o user,pid,lstart,args -p 43",
+        "kill 43",
+    ]
 
 
 def test_a_process_without_a_name_on_a_host_that_sees_all(see: Any, root: Path) -> None:
