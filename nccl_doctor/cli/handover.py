@@ -39,7 +39,7 @@ class BeforeCommand(Manual):
         own = {name for param in self.get_params(ctx) for name in param.opts}
         ctx.allow_extra_args = True  # they are refused with better words
         rest = super().parse_args(ctx, respelled(ctx, args, own))
-        no_words(ctx, rest, args)
+        no_words(ctx, rest, args, own)
         return rest
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:

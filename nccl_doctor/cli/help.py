@@ -111,7 +111,25 @@ class Manual(_Manual):
 
 
 class ManualGroup(click.Group, _Manual):
-    """Group of commands."""
+    """Group of commands, which knows a line of a job that stands in the place of one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command, as click finds it.
+
+        Raises:
+            click.UsageError: there is none; if the word begins a job, the error has its line.
+        """
+        from nccl_doctor.cli.torchrun import job_line, starts_job
+
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if ctx.parent is not None or not starts_job(args[0]):
+                raise
+            words = f"{error.message} The job stands behind run --: {job_line(args)}"
+            raise click.UsageError(words, ctx) from error
 
 
 def grouped(names: list[str]) -> Iterator[tuple[str, list[str]]]:

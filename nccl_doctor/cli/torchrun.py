@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import click
@@ -26,14 +27,16 @@ def respelled(ctx: click.Context, args: Sequence[str], own: Collection[str]) -> 
         if name in theirs and ours not in own:
             raise click.UsageError(
                 f"{name} is an option of torchrun; the line of the job stands behind --: "
-                f"{_line(args)}",
+                f"{_line(args, own)}",
                 ctx,
             )
         made.append(f"{ours}{equals}{value}" if name in theirs else arg)
     return made
 
 
-def no_words(ctx: click.Context, words: Sequence[str], args: Sequence[str]) -> None:
+def no_words(
+    ctx: click.Context, words: Sequence[str], args: Sequence[str], own: Collection[str]
+) -> None:
     """Refuse `words` that are no options, such as a training script.
 
     Raises:
@@ -42,7 +45,7 @@ def no_words(ctx: click.Context, words: Sequence[str], args: Sequence[str]) -> N
     if words:
         raise click.UsageError(
             f"Got unexpected extra argument ({' '.join(words)}); the line of the job stands "
-            f"behind --: {_line(args)}",
+            f"behind --: {_line(args, own)}",
             ctx,
         )
 
@@ -76,11 +79,33 @@ def _spellings() -> Iterator[str]:
             yield from names
 
 
-def _line(args: Sequence[str]) -> str:
-    """The line that was meant, where the arguments are a line of a job without `--`."""
+def _line(args: Sequence[str], own: Collection[str]) -> str:
+    """The line that was meant, where the arguments are a line of a job without `--`.
+
+    Options in front of torchrun that it knows go behind it: it has defaults of its own for them.
+    """
+    at = next((at for at, arg in enumerate(args) if starts_job(arg)), len(args))
+    front, line = list(args[:at]), list(args[at:])
     theirs = set(_spellings())
-    options = [arg.partition("=")[0] for arg in args if arg.startswith("-")]
-    if "--" in args or not theirs.issuperset(options):
+    known = [arg.partition("=")[0] in theirs for arg in front if arg.startswith("-")]
+    is_torchrun = not line or line[0].endswith(".py") or PurePath(line[0]).name == "torchrun"
+    if line and line[0].endswith(".py"):
+        line.insert(0, "torchrun")
+    if all(known) and is_torchrun:
+        front, line = [], [*(line[:1] or ["torchrun"]), *front, *line[1:]]
+    mine = all(arg.partition("=")[0] in own for arg in front if arg.startswith("-"))
+    if "--" in args or not line or not mine or (any(known) and front and is_torchrun):
         return f"{PROGRAM} run [OPTIONS] -- torchrun …"
-    starts = args[0].startswith("-") or args[0].endswith(".py")
-    return f"{PROGRAM} run -- {shlex.join(['torchrun', *args] if starts else args)}"
+    return f"{shlex.join([PROGRAM, 'run', *front])} -- {shlex.join(line)}"
+
+
+def starts_job(word: str) -> bool:
+    """Whether a word is the beginning of a job's line: a launcher, a Python, or a script."""
+    from nccl_doctor.launch.command_line.reader import is_starter
+
+    return word.endswith((".py", ".sh")) or is_starter(word)
+
+
+def job_line(args: Sequence[str]) -> str:
+    """The line that was meant, where a job stands in the place of a command of ours."""
+    return _line(args, ())

@@ -88,7 +88,16 @@ BAD = {
     "run train.py": "Got unexpected extra argument (train.py); the line of the job stands behind "
     "--: nccl-doctor run -- torchrun train.py",
     "run torchrun --nproc_per_node 2 train.py": "nccl-doctor run -- torchrun --nproc_per_node 2 ",
-    "run --strict train.py": "stands behind --: nccl-doctor run [OPTIONS] -- torchrun …",
+    "run --strict train.py": "stands behind --: nccl-doctor run --strict -- torchrun train.py",
+    "run --nproc-per-node 2 torchrun train.py": "--: nccl-doctor run -- torchrun "
+    "--nproc-per-node 2 train.py",
+    "run --nproc-per-node=2 python train.py": "run --nproc-per-node=2 -- python train.py",
+    "run --backend gloo torchrun --nnodes 1 t.py": "run --backend gloo -- torchrun --nnodes 1 t.py",
+    "run --strict --nnodes 1 torchrun t.py": "nccl-doctor run [OPTIONS] -- torchrun …",
+    "torchrun --nproc-per-node 2 train.py": "nccl-doctor run -- torchrun --nproc-per-node 2 "
+    "train.py",
+    "train.py": "nccl-doctor run -- torchrun train.py",
+    "python -m x": "nccl-doctor run -- python -m x",
     "run --nproc_per_node=0": "Invalid value for '--nproc-per-node': '0' is not auto",
     "run --master_port 0": "Invalid value for '--master-port': '0' is not a whole number",
     "run --node_rank 1": "--node-rank 1 is out of range for --nnodes 1",

@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 
 from nccl_doctor.launch.command_line import accelerate, by_ssh, deepspeed, servers, torchrun
 from nccl_doctor.launch.command_line.job_line import JobLine, JobLineError
-from nccl_doctor.launch.command_line.several_hosts import several_hosts
+from nccl_doctor.launch.command_line.several_hosts import STARTERS, several_hosts
 from nccl_doctor.launch.command_line.wrappers import advice, unwrap
 
 _PROGRAMS = {  # name of a program: launcher, and the words that have to follow
@@ -86,6 +86,12 @@ def read(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> JobLine:
         job = JobLine(unread=several_hosts(line.words, seen))
     notes = line.notes + job.notes
     return replace(job, environ={**line.environ, **job.environ}, notes=notes)
+
+
+def is_starter(word: str) -> bool:
+    """True for a program that begins the line of a job: a launcher, or a Python."""
+    name = PurePath(word).name
+    return name in (*_PROGRAMS, *STARTERS) or _PYTHON.fullmatch(name) is not None
 
 
 def _advice(words: Sequence[str]) -> str:

@@ -53,7 +53,7 @@ _BY_MPI = _Starter(
     lists=frozenset(("host",)), files=frozenset(("default-hostfile", "f")), elsewhere=False
 )
 _SUBMITS = _Starter()
-_STARTERS: Mapping[str, _Starter] = {
+STARTERS: Mapping[str, _Starter] = {
     "srun": _BY_NODES,
     "sbatch": _BY_NODES,
     "salloc": _BY_NODES,
@@ -77,12 +77,12 @@ def several_hosts(words: Sequence[str], environ: Mapping[str, str]) -> UnreadHos
         environ: variables with which it would start.
     """
     name = PurePath(words[0]).name if words else ""
-    starter = _STARTERS.get(name, _Starter(elsewhere=False))
+    starter = STARTERS.get(name, _Starter(elsewhere=False))
     found = _Found()
     for option, value, shown in options_in(_opened(words, environ)):
         found.take(starter, option, value, shown)
     if not found.counted:
-        sizes = (*(_OF_SLURM if name in _STARTERS else ()), *_SIZES)
+        sizes = (*(_OF_SLURM if name in STARTERS else ()), *_SIZES)
         for variable in sizes:
             if variable in environ and not found.counted:
                 found.count(environ[variable], f"{variable}={environ[variable][:9]}")
@@ -91,7 +91,7 @@ def several_hosts(words: Sequence[str], environ: Mapping[str, str]) -> UnreadHos
     said = f"the command says {found.said}" if found.said else f"{name} starts tasks elsewhere"
     return UnreadHosts(
         said=said,
-        starter=name if name in _STARTERS and not starter.joins else "",
+        starter=name if name in STARTERS and not starter.joins else "",
         nnodes=found.nnodes,
         master_addr=found.master_addr,
         hostfile=found.hostfile,
