@@ -60,6 +60,7 @@ from nccl_doctor.api import (
     Context,
     Evidence,
     Finding,
+    Fix,
     Kind,
     Layer,
     OutcomeStatus,
@@ -256,10 +257,11 @@ class BackendDevice(Check):
     def _found(self, cluster: Cluster) -> Iterator[Finding]:
         yield from _wedged(cluster.ended(self.name), facts_by_host(cluster))
         hosts: dict[int, list[SeenByRank]] = defaultdict(list)
+        elsewhere = any(count_gpus(facts["host_gpus"]) for _, facts in cluster.facts(self.name))
         for rank, facts in cluster.facts(self.name):
             one = SeenByRank.of(rank, facts)
             hosts[rank.host.id].append(one)
-            for found in (_backend(cluster, one), _arch(cluster, one)):
+            for found in (_backend(cluster, one, elsewhere), _arch(cluster, one)):
                 if found is not None:
                     yield found.replaced(where=found.where | place_of([rank]))
         fit = []  # where a host lacks GPUs, sharing and another number are the consequence
@@ -276,6 +278,10 @@ class BackendDevice(Check):
             yield from judge_mapping(cluster, fit)
             yield from judge_orders(cluster, fit)
         yield from _models(zip(fit, models, strict=True))
+
+
+_GIVEN = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE", "CUDA_VISIBLE_DEVICES")
+_NO_GPUS = ("", "-1", "NoDevFiles", "void", "none")
 
 
 def _for_gpus(cluster: Cluster) -> Severity:
@@ -311,12 +317,16 @@ def _sleeps(seen: Mapping[str, Any]) -> bool:
     return any(gpu.get("persistence") == 0 for gpu in seen.get("gpus", ()))
 
 
-def _backend(cluster: Cluster, one: SeenByRank) -> Finding | None:
-    """The lowest cause that keeps one rank from using the backend; the caller adds the place."""
+def _backend(cluster: Cluster, one: SeenByRank, elsewhere: bool) -> Finding | None:
+    """The lowest cause that keeps one rank from using the backend; the caller adds the place.
+
+    `elsewhere`: some host of the cluster shows GPUs.
+    """
     facts, accelerated = one.facts, one.facts["cuda"] or one.facts["rocm"]
     code = (facts["driver_error"] or {"code": 100})["code"]  # 100: it works, but sees no GPU
     if code != 100 and (one.on_host or (code is not None and cluster.backend == "nccl")):
         return _driver(cluster, one)
+    cuda_build = f"install the CUDA build of torch {public(facts['torch'])} in this environment"
     if cluster.backend == "gloo":
         if not facts["gloo_built"]:
             fix = "install an official torch build: all of them have gloo"
@@ -325,16 +335,19 @@ def _backend(cluster: Cluster, one: SeenByRank) -> Finding | None:
         text = f"the backend is gloo, but the host has {usable} {'GPU' if usable == 1 else 'GPUs'}"
         text += "" if accelerated else f" and {one.build} is built without CUDA"
         fix = "init_process_group('nccl'), or 'cpu:gloo,cuda:nccl' if the job also sends CPU "
-        fix = f"{fix}tensors" if accelerated else MISMATCH.fix
+        fix = f"{fix}tensors" if accelerated else f"{cuda_build}, and use nccl"
         return Finding(MISMATCH, text, fix=fix, severity=Severity.WARN) if usable else None
     if not accelerated:
         text = f"the backend is nccl, but {one.build} is built without CUDA"
-        fix = f"install the CUDA build of torch {public(facts['torch'])} in this environment"
+        fix = cuda_build
         if not one.on_host and _wanted(cluster):  # that is what to repair, and torch after it
             return Finding(MISMATCH, text, fix=fix, explained_by=MISSING.code)
-        return Finding(
-            MISMATCH, text, fix=fix if one.on_host else "use the backend gloo: no GPU here"
-        )
+        if not (one.on_host or _should_have_gpus(cluster, one, elsewhere)):
+            fix = "use the backend gloo: no GPU here"
+        elif not one.on_host:
+            text += ", and it sees no GPU"
+            fix = Fix(text=fix, alternatives=["in a container: request the GPUs too"])
+        return Finding(MISMATCH, text, fix=fix)
     if not facts["nccl_built"]:
         return Finding(NO_NCCL, f"the backend is nccl, but {one.build} is built without NCCL")
     if facts["devices"]:
@@ -346,7 +359,17 @@ def _backend(cluster: Cluster, one: SeenByRank) -> Finding | None:
     if gpus:
         text = f"none of the {gpus} GPUs is usable: the driver reports no device"
         return Finding(MISSING, text, fix=fix_of_missing(facts))
-    return no_gpu(facts)
+    return no_gpu(facts, needed=_should_have_gpus(cluster, one, elsewhere))
+
+
+def _should_have_gpus(cluster: Cluster, one: SeenByRank, elsewhere: bool) -> bool:
+    """Whether a host without a visible GPU should have some: as the configuration says, or other
+    hosts have (`elsewhere`), or the scheduler gave it some.
+    """
+    given = {name: one.rank.env.get(name, "") for name in _GIVEN}
+    if given["SLURM_GPUS_ON_NODE"] == "0":
+        del given["SLURM_GPUS_ON_NODE"]
+    return elsewhere or bool(_wanted(cluster)) or not set(given.values()).issubset(_NO_GPUS)
 
 
 def _driver(cluster: Cluster, one: SeenByRank) -> Finding:

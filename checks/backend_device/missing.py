@@ -84,8 +84,8 @@ def ranks_for(gpus: int, launcher: str, nnodes: int, other: str) -> str:
     return Fix(Step(line, On.EVERY, note=where + slots), alternatives=[other])
 
 
-def no_gpu(facts: Mapping[str, Any]) -> Finding:
-    """The finding on a rank whose host shows no GPU at all."""
+def no_gpu(facts: Mapping[str, Any], *, needed: bool) -> Finding:
+    """The finding on a rank whose host shows no GPU at all; `needed`: it should have some."""
     nouveau = facts["host_gpus"].get("nouveau")
     if nouveau and not facts["host_gpus"]["driver"]:
         held = f"{nouveau} NVIDIA {'GPU' if nouveau == 1 else 'GPUs'}"
@@ -93,6 +93,9 @@ def no_gpu(facts: Mapping[str, Any]) -> Finding:
         fix = "install NVIDIA's driver, blacklist nouveau, and reboot"
         return Finding(MISSING, text, fix=fix)
     fix = _AMD_DRIVER if facts["rocm"] else _NVIDIA_DRIVER
+    if needed:
+        others = [each for each in fix.alternatives if each != _GLOO]
+        fix = Fix(*fix.steps, alternatives=others)
     return Finding(MISSING, "no GPU: no /dev/nvidia<N>, no /dev/kfd", fix=fix)
 
 

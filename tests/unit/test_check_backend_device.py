@@ -23,6 +23,7 @@ from nccl_doctor.api import (
 from nccl_doctor.report.profiles import drains
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.gpu_facts import H100, cpu_facts, facts, gpu
+from tests.support.rows import each_row
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -137,6 +138,43 @@ def test_nccl_with_a_cpu_build_on_a_machine_without_gpus_points_to_gloo() -> Non
     found = judge(cluster_of({0: cpu_facts()}, hosts=1, nproc=1))
     assert places(found) == {("backend-device-mismatch", Severity.FAIL, ("nd0",), (0,))}
     assert "gloo" in found[0].fix
+
+
+def with_env(cluster: Cluster, **env: str) -> Cluster:
+    for rank in cluster.ranks:
+        cluster = change_rank(cluster, rank.seat, env=env)
+    return cluster
+
+
+@each_row(
+    ("cluster", "builds"),
+    [
+        # The GPUs of nd0 say that nd1 should have some.
+        (cluster_of({1: cpu_facts()}, nproc=1), True),
+        (with_env(cluster_of({0: cpu_facts()}, hosts=1, nproc=1), SLURM_JOB_GPUS="0,1"), True),
+        (with_env(cluster_of({0: cpu_facts()}, hosts=1, nproc=1), CUDA_VISIBLE_DEVICES=""), False),
+        (cluster_of({0: cpu_facts(), 1: cpu_facts()}, nproc=1), False),
+    ],
+)
+def test_a_cpu_build_on_a_host_that_should_have_gpus_points_to_a_cuda_build(
+    cluster: Cluster, builds: bool
+) -> None:
+    found = judge(cluster)
+    assert {f.code for f in found} == {"backend-device-mismatch"}
+    assert all(("CUDA build of torch" in f.fix) is builds for f in found)
+    assert all(("gloo" in f.fix) is not builds for f in found)
+    assert {host for f in found for host in f.where.hosts} <= {"nd0", "nd1"}
+
+
+def test_a_host_without_gpus_among_others_is_not_sent_to_gloo() -> None:
+    none = {"nodes": 0, "proc": 0, "kfd": 0, "driver": None}
+    missing = error(None, "libcuda.so.1", "cannot open shared object file")
+    changes = {"devices": [], "host_gpus": none, "driver_error": missing}
+    found = judge(cluster_of(one_host(1, 1, **changes), nproc=1))
+    assert {(f.code, f.where.hosts) for f in found} == {("gpu-missing", ("nd1",))}
+    assert not any("gloo" in f.fix for f in found)
+    (alone,) = judge(cluster_of(one_host(0, 1, **changes), hosts=1, nproc=1))
+    assert "gloo" in alone.fix
 
 
 def test_a_cuda_build_without_nccl() -> None:
