@@ -64,6 +64,10 @@ def srun_without_any_flag(cluster: Slurm) -> None:
     )
     (note,) = [found for found in report["findings"] if found["code"] == "master-not-set"]
     assert note["message"].startswith("MASTER_ADDR not set, nd0 by SLURM_")
+    (told,) = [found for found in report["findings"] if found["code"] == "rank-not-set"]
+    assert told["severity"] == "info"
+    assert "RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_" in told["fix"]
+    assert "[rank-not-set]" in run.done[0].stdout, str(run)
     passed = "nccl-doctor: PASS: 6 checks passed for 4 ranks on 2 hosts"
     assert run.done[0].stdout.count(passed) == 1, str(run)
     assert cluster.rest() == []
