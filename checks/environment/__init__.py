@@ -81,6 +81,7 @@ from nccl_doctor.toolkit.timeouts.rules import too_short_for_load
 
 from .gather import Gathered, gather_variables
 from .problems import judge_variables
+from .tried import try_values
 
 UNKNOWN = Kind(
     "env-unknown-variable",
@@ -122,6 +123,16 @@ LEFTOVER = Kind(
     "Unset it, unless you are debugging.",
     Severity.WARN,
 )
+MISLEADS = Kind(
+    "env-debug-misleads",
+    Layer.ENV,
+    "A debugging variable makes a healthy job fail",
+    "With TORCH_DISTRIBUTED_DEBUG=DETAIL torch numbers the collectives of each rank and compares "
+    "them. A monitored_barrier counts other numbers on rank 0 than on the rest, so the next "
+    "collective fails on three ranks or more.",
+    "Unset it: it says nothing true of a job that calls monitored_barrier.",
+    Severity.WARN,
+)
 DIFFERS = Kind(
     "env-differs",
     Layer.ENV,
@@ -152,6 +163,7 @@ class EnvironmentFacts(Gathered):
     rocm: str | None
     deepspeed: bool
     infiniband: bool
+    tried: dict[str, dict[str, str]]
 
 
 class Environment(Check):
@@ -161,7 +173,7 @@ class Environment(Check):
     layer = Layer.ENV
     scope = Scope.RANK
     kinds = (
-        UNKNOWN, BAD_VALUE, DEPRECATED, CONFLICT, LEFTOVER, DIFFERS, PROXIED, TIMEOUT_TOO_SHORT,
+        UNKNOWN, BAD_VALUE, DEPRECATED, CONFLICT, LEFTOVER, MISLEADS, DIFFERS, PROXIED, TIMEOUT_TOO_SHORT,
     )  # fmt: skip
     reads = ("backend_device", "gpu_state", "interfaces", "nccl_library", "timeouts")
 
@@ -169,7 +181,8 @@ class Environment(Check):
         """Read what is set, where it was set, and what reads it.
 
         Returns: see `gather_variables`; `torch` and `nccl` (versions or None), `deepspeed` (whether
-        it is installed), `infiniband` (whether a verbs device here has an active port).
+        it is installed), `infiniband` (whether a verbs device here has an active port), `tried`
+        (see `try_values`).
         """
         ctx.breadcrumb("reading NCCL's configuration files")
         versions = _versions()
@@ -180,6 +193,7 @@ class Environment(Check):
             "rocm": versions["rocm"],
             "deepspeed": find_spec("deepspeed") is not None,
             "infiniband": has_infiniband(ctx.root),
+            "tried": try_values(ctx.env),
         }
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:

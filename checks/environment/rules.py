@@ -10,7 +10,7 @@ from typing import Any
 from nccl_doctor.api import Fix, On, Severity, Step, shell
 from nccl_doctor.toolkit.nccl.interface_choice import NCCL_VARIABLE, Filter
 from nccl_doctor.toolkit.variables.table import AUTO, Leftover, Limit, Variable, table
-from nccl_doctor.toolkit.variables.values import canonical, misread, refused
+from nccl_doctor.toolkit.variables.values import Misread, canonical, misread, refused
 
 from .conflicts import conflicts
 from .gather import closest
@@ -19,6 +19,7 @@ from .view import Problem, View, all_of, either
 
 UNKNOWN, BAD_VALUE = "env-unknown-variable", "env-bad-value"
 DEPRECATED, LEFTOVER, SHORT = "env-deprecated", "env-debug-leftover", "timeout-too-short"
+MISLEADS = "env-debug-misleads"
 _ALIKE = 0.85
 """Minimum similarity of two names for one to count as a typing error of the other."""
 _OWN_NAME = {"nccl": "NCCL", "torch": "torch", "gloo": "gloo", "inspector": "NCCL's Inspector"}
@@ -176,12 +177,14 @@ def _moved(name: str, fault: Mapping[str, Any]) -> Fix:
 
 
 def _value(view: View, row: Variable, text: str) -> Iterator[Problem]:
-    own = view.reading(row.name)
-    wrong = (
-        misread(row, text)
-        if own is None or not text
-        else refused(row, text, own["value"], taken=own["taken"])
-    )
+    own, refusal = view.reading(row.name), view.refusal(row.name)
+    if refusal is not None:
+        said = f"is refused by the gloo of this torch: `{refusal}`"
+        wrong = Misread(said, row.raises) if refusal else None
+    elif own is None or not text:
+        wrong = misread(row, text)
+    else:
+        wrong = refused(row, text, own["value"], taken=own["taken"])
     if wrong is not None:
         raises = bool(wrong.raises) and not view.is_older(row.library, wrong.raises)
         fix = view.put(row.name, wrong.meant) if wrong.meant else view.drop(row.name)
@@ -203,23 +206,24 @@ def _value(view: View, row: Variable, text: str) -> Iterator[Problem]:
         return  # torch reads the old name as well, and may refuse it, but the new one counts
     if row.limit is not None:
         yield from _limit(view, row, row.limit)
-    for leftover in row.leftovers:
-        if _is_left(view, row, leftover, text):
-            yield Problem(
-                LEFTOVER,
-                f"{view.says(row.name)}: {leftover.why}",
-                Fix(
-                    *view.drop(row.name).steps,
-                    text=f"{view.drop(row.name)}, unless you are debugging",
-                ),
-                view.bounded(row, Severity(leftover.severity)),
-            )
+    left = next((each for each in row.leftovers if _is_left(view, row, each, text)), None)
+    if left is not None:
+        drop = view.drop(row.name)
+        unless = Fix(*drop.steps, text=f"{drop}, unless you are debugging")
+        yield Problem(
+            MISLEADS if left.misleads else LEFTOVER,
+            f"{view.says(row.name)}: {left.why}",
+            drop if left.misleads else unless,
+            view.bounded(row, Severity(left.severity)),
+        )
 
 
 def _is_left(view: View, row: Variable, leftover: Leftover, text: str) -> bool:
     if leftover.needs == "local peers" and not view.has_peers_here:
         return False
     if leftover.needs == "infiniband" and not view.facts.get("infiniband"):
+        return False
+    if leftover.needs == "three gloo ranks" and not view.has_three_gloo_ranks:
         return False
     meant = [canonical(row, value) for value in leftover.values]
     return canonical(row, text) in meant or leftover.values == ("*",)

@@ -73,6 +73,7 @@ class View:
         self.facts = facts
         self.backend = cluster.backend
         self.spans_hosts = cluster.is_multi_host()
+        self.has_three_gloo_ranks = "gloo" in cluster.backend and cluster.world_size > 2
         self.launcher = launcher
         self.given = given
         self.has_peers_here = has_peers_here
@@ -111,6 +112,11 @@ class View:
         """
         found: Mapping[str, Any] | None = self.facts.get("readings", {}).get(name)
         return found if found and found["text"] == self.text(name) else None
+
+    def refusal(self, name: str) -> str | None:
+        """Error of the library that tried this text, empty if it took it, None if none tried."""
+        found = self.facts.get("tried", {}).get(name)
+        return found["error"] if found and found["text"] == self.text(name) else None
 
     def says(self, name: str, value: str | None = None) -> str:
         """`NAME=value`, with the file and line in which it is set, if any."""

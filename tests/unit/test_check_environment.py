@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.api import ALONE, Context, Fix, Launch, Severity
+from nccl_doctor.checks.environment.tried import try_values
 from tests.support import findings
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.environments import CHECK, READERS, Env, both, cluster_of, judge, only, told
@@ -310,10 +312,62 @@ def test_a_blocked_watchdog_is_not_blamed_on_what_torchrun_sets_by_itself() -> N
 # --- who reads it ---
 
 
+@each_row("text", ["UV", "IBVERBS", "", "tcp"])
+def test_a_transport_that_the_gloo_of_this_torch_refuses(text: str) -> None:
+    tried = {"GLOO_DEVICE_TRANSPORT": {"text": text, "error": "unsupported gloo device"}}
+    env = {"GLOO_DEVICE_TRANSPORT": text}
+    found = only(judge([env], backend="gloo", tried=tried), "env-bad-value")
+    assert (found.level, found.where.hosts) == (Severity.FAIL, ("nd0",))
+    assert f"GLOO_DEVICE_TRANSPORT={text} is refused" in found.message
+    assert typed(found.fix) == ["unset GLOO_DEVICE_TRANSPORT"]
+    # A build of one's own may have it.
+    taken = {"GLOO_DEVICE_TRANSPORT": {"text": text, "error": ""}}
+    assert judge([env], backend="gloo", tried=taken) == []
+
+
+@pytest.mark.xdist_group("torch")
+def test_gloo_itself_is_asked_for_its_transports() -> None:
+    answers = {}
+    for text in ("TCP", "UV", ""):  # each in a process of its own: gloo reads it once
+        ends = os.pipe()
+        if os.fork() == 0:
+            os.environ["GLOO_DEVICE_TRANSPORT"] = text
+            os.write(ends[1], json.dumps(try_values(os.environ)).encode())
+            os._exit(0)
+        os.close(ends[1])
+        with open(ends[0], "rb") as told:
+            answers[text] = json.loads(told.read())["GLOO_DEVICE_TRANSPORT"]["error"]
+        os.wait()
+    assert answers == {
+        "TCP": "",
+        "UV": "unsupported gloo device",
+        "": "unsupported gloo device",
+    }
+    assert try_values({}) == {}
+
+
+@each_row(
+    ("ranks", "backend", "code"),
+    [
+        (3, "gloo", "env-debug-misleads"), (4, "cpu:gloo,cuda:nccl", "env-debug-misleads"),
+        (2, "gloo", "env-debug-leftover"), (3, "nccl", "env-debug-leftover"),
+    ],
+)  # fmt: skip
+def test_checks_of_torch_that_take_a_monitored_barrier_for_a_mismatch(
+    ranks: int, backend: str, code: str
+) -> None:
+    env = {"TORCH_DISTRIBUTED_DEBUG": "detail"}
+    found = only(judge([env] * ranks, backend=backend), code)
+    assert found.level is Severity.WARN
+    assert found.where.hosts == tuple(f"nd{node}" for node in range(ranks))
+    assert ("monitored_barrier" in found.message) == (code == "env-debug-misleads")
+    assert typed(found.fix) == ["unset TORCH_DISTRIBUTED_DEBUG"]
+
+
 def test_what_the_backend_does_not_read_is_no_failure() -> None:
     for env in ({"NCCL_ALGO": "Rings"}, {"TORCH_NCCL_BLOCKING_WAIT": "on"}):
         assert only(judge([env, env], backend="gloo"), "env-bad-value").level is Severity.WARN
-    device = {"GLOO_DEVICE_TRANSPORT": "TLS"}
+    device = {"GLOO_DEVICE_TRANSPORT": "UV"}  # not in torch's wheels
     assert only(judge([device, device]), "env-bad-value").level is Severity.WARN
     assert only(judge([device, device], backend="gloo"), "env-bad-value").level is Severity.FAIL
     recorder = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "many"}  # read at the import of every process group
@@ -506,6 +560,6 @@ def test_observe_on_this_machine(tmp_path: Path) -> None:
     assert "hunter2" not in json.dumps(seen)
     assert seen["variables"]["NCCL_IB_TC"] == {"value": "106", "origin": str(conf), "line": 1}
     assert seen["torch"]
-    assert set(seen) == {*READERS, "variables", "unknown", "faults", "proxied"}
+    assert set(seen) == {*READERS, "variables", "unknown", "faults", "proxied", "tried"}
     cluster = make_cluster(["nd0"], 1, check=CHECK.name, by_rank={0: seen})
     assert findings.judge(CHECK, cluster) == []

@@ -61,6 +61,7 @@ STORE = "DistNetworkError: The client socket has timed out after 60000ms while t
          " != expected 0x1234567890abcdef), discarding peer connection",
          "one end of a connection encrypts"),
         ("Watchdog got stuck for 480 seconds without making progress", "hangs in this process"),
+        ("RuntimeError: makeDeviceForHostname(): unsupported gloo device", "GLOO_DEVICE_TRANSPORT"),
         ("WorkNCCL(SeqNum=5, OpType=ALLREDUCE) ran for 600012 milliseconds before timing out.",
          "did not enter"),
     ],

@@ -37,13 +37,15 @@ AUTO = "auto"
 class Leftover:
     """Values that are set for debugging and forgotten; `*` is any value.
 
-    `needs`: `local peers` or `infiniband`, without which it does no harm.
+    `needs`: `local peers`, `infiniband` or `three gloo ranks`, without which it does no harm.
+    `misleads`: it makes a healthy job fail. The first that holds counts.
     """
 
     values: tuple[str, ...]
     severity: str
     why: str
     needs: str = ""
+    misleads: bool = False
 
 
 @dataclass(frozen=True)
