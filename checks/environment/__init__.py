@@ -173,7 +173,8 @@ class Environment(Check):
     layer = Layer.ENV
     scope = Scope.RANK
     kinds = (
-        UNKNOWN, BAD_VALUE, DEPRECATED, CONFLICT, LEFTOVER, MISLEADS, DIFFERS, PROXIED, TIMEOUT_TOO_SHORT,
+        UNKNOWN, BAD_VALUE, DEPRECATED, CONFLICT, LEFTOVER, MISLEADS, DIFFERS, PROXIED,
+        TIMEOUT_TOO_SHORT,
     )  # fmt: skip
     reads = ("backend_device", "gpu_state", "interfaces", "nccl_library", "timeouts")
 

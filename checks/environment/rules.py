@@ -52,12 +52,13 @@ def _unknown_names(view: View) -> Iterator[Problem]:
     for name in view.facts["unknown"]:
         library = known.library_of(name)
         advice = known.unread.get(name, "")
-        meant = "" if advice else closest(name) or _near(name)
+        told = advice or name in known.excludes
+        meant = "" if told else closest(name) or _near(name)
         if not (library or advice or meant):
             continue
         severity = Severity.WARN
         plugged = view.is_set("NCCL_NET_PLUGIN") or view.is_set("NCCL_TUNER_PLUGIN")
-        if library and not (advice or meant):
+        if library and not (told or meant):
             newer = view.is_newer(library.name, library.known_to)
             if newer or plugged or view.facts.get("rocm"):
                 severity = Severity.INFO
@@ -65,7 +66,11 @@ def _unknown_names(view: View) -> Iterator[Problem]:
         if library and not library.known_to:  # a plug-in, which may be newer than the table
             severity = Severity.INFO
         fix = view.drop(name)
-        if meant:
+        if name in known.excludes:
+            other = known.excludes[name]
+            hint = f"; the name is {other}, with a ^ before what is left out"
+            fix = _left_out(view, name, other)
+        elif meant:
             value = view.original(name)
             same = Fix(
                 Step(
@@ -79,6 +84,15 @@ def _unknown_names(view: View) -> Iterator[Problem]:
         reader = _OWN_NAME[library.name] if library else "any library that is known"
         message = f"{name} is not a variable of {reader}{hint}"
         yield Problem(UNKNOWN, message, fix, severity)
+
+
+def _left_out(view: View, name: str, other: str) -> Fix:
+    """The fix that leaves out what an unread name lists, by the variable that is read."""
+    if view.is_set(other):
+        said = view.says(other)
+        return Fix(*view.drop(name).steps, text=f"leave the same out in {said}; {view.drop(name)}")
+    line = shell('export {:variable}="^${:variable}"', other, name)
+    return all_of(Fix(Step(line, undo=shell("unset {:variable}", other))), view.drop(name))
 
 
 def _near(name: str) -> str:

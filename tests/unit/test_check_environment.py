@@ -287,6 +287,25 @@ def test_the_right_name_gets_the_value_of_the_misspelt_one() -> None:
         assert typed(found.fix)[0] == 'export NCCL_SOCKET_IFNAME="$NCCL_SOKET_IFNAME"'
 
 
+def test_what_is_left_out_of_a_list_is_written_after_a_caret() -> None:
+    """A leading ^ of NCCL_IB_HCA: src/transport/net_ib/init.cc. NCCL never had the other name."""
+    env = {"NCCL_EXCLUDE_IB_HCA": "mlx5_3,mlx5_4"}
+    found = only(judge([env, env]), "env-unknown-variable")
+    assert (found.level, found.where.hosts) == (Severity.WARN, ("nd0", "nd1"))
+    lines = "; ".join(typed(found.fix))
+    shell = subprocess.run(
+        ["bash", "-c", f'{lines}; echo "$NCCL_IB_HCA ${{NCCL_EXCLUDE_IB_HCA-unset}}"'],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shell.stdout == "^mlx5_3,mlx5_4 unset\n"
+    both_set = {**env, "NCCL_IB_HCA": "mlx5"}
+    found = only(judge([both_set]), "env-unknown-variable")
+    assert "leave the same out in NCCL_IB_HCA=mlx5" in found.fix
+
+
 def test_a_line_of_a_file_is_corrected_where_it_is(conf: Path) -> None:
     found = judge([{}], root={0: conf.parent.parent})
     (fix,) = (each.fix for each in found if each.fix.startswith("write NCCL_IB_DISABLE=1 "))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 
 import pytest
 
-from nccl_doctor.api import ALONE, Cluster, Confidence, Severity
+from nccl_doctor.api import ALONE, Cluster, Confidence, On, Severity
 from tests.support import findings
 from tests.support.clusters import change_rank, outcome
 from tests.support.environments import CHECK, Env, cluster_of, judge, only
@@ -287,9 +288,54 @@ def test_a_bad_value_on_one_host_gets_what_most_hosts_have() -> None:
     cases: list[tuple[list[Env], str]] = [
         ([{}, bad, {}], "unset NCCL_IB_DISABLE"),
         ([{"NCCL_IB_DISABLE": "0"}, bad, {"NCCL_IB_DISABLE": "0"}], "export NCCL_IB_DISABLE=0"),
-        ([{}, bad], "export NCCL_IB_DISABLE=1"),
+        ([{}, bad], "unset NCCL_IB_DISABLE"),
         ([bad, bad, {}], "export NCCL_IB_DISABLE=1"),
     ]
     for envs, command in cases:
         (found,) = (each for each in judge(envs) if each.code == "env-bad-value")
         assert [step.command for step in found.fix.steps] == [command]
+
+
+LONG = {"NCCL_IB_TIMEOUT": "18"}
+
+
+@each_row(
+    ("code", "envs"),
+    [
+        ("env-bad-value", [{"NCCL_IB_DISABLE": "true"}, {}]),
+        ("env-bad-value", [{"NCCL_IB_DISABLE": "true"}] * 3 + [{}]),
+        ("env-bad-value", [{}, {"NCCL_BUFFSIZE": "4M"}, {}]),
+        ("env-bad-value", [{"NCCL_P2P_LEVEL": "nvl"}, {"NCCL_P2P_LEVEL": "SYS"}]),
+        ("env-bad-value", [{"TORCH_DIST_INIT_BARRIER": "yes"}, {}]),
+        ("timeout-too-short", [{"NCCL_IB_TIMEOUT": "0"}, LONG, LONG]),
+        ("timeout-too-short", [LONG, {"NCCL_IB_TIMEOUT": "0"}]),
+        ("env-deprecated", [{"NCCL_BLOCKING_WAIT": "1"}, {}, {}]),
+        ("env-unknown-variable", [{"NCCL_IB_DISABEL": "1"}, {}]),
+        ("env-unknown-variable", [{"NCCL_IB_DISABEL": "1"}, {"NCCL_IB_DISABLE": "1"}]),
+        ("env-debug-leftover", [{"NCCL_DEBUG": "TRACE"}, {"NCCL_DEBUG": "WARN"}]),
+        ("env-conflict", [{"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "NVL"},
+                          {"NCCL_P2P_LEVEL": "NVL"}]),
+    ],
+)  # fmt: skip
+def test_the_fix_on_some_hosts_leaves_no_difference(code: str, envs: list[Env]) -> None:
+    """Typed in a shell, on the hosts that it names."""
+    found = next(each for each in judge(envs) if each.code == code)
+    labels = [f"nd{node}" for node in range(len(envs))]
+    bad = set(found.where.hosts)
+    assert bad < set(labels)
+    typed = [dict(env) for env in envs]
+    for step in found.fix.steps:
+        for node, label in enumerate(labels):
+            if step.on is On.EVERY or label in bad:
+                typed[node] = after(typed[node], step.command)
+    left = {each.code for each in judge(typed)}
+    assert left <= {"env-debug-leftover"} - {code}, (found.fix, left)
+
+
+def after(env: Env, line: str) -> dict[str, str]:
+    """The variables of a shell after it has run a line."""
+    shell = subprocess.run(
+        ["bash", "-c", f"{line}; env -0"], env=env, capture_output=True, text=True, check=True
+    )
+    pairs = (each.partition("=")[::2] for each in shell.stdout.split("\0") if each)
+    return {name: value for name, value in pairs if name not in ("PWD", "SHLVL", "_")}

@@ -136,10 +136,11 @@ def test_every_section_speaks_of_variables_that_are_there(library: str) -> None:
     assert set(mentioned) <= names
     assert set(raw) <= {
         *("library", "variables", "values", "reading", "differs", "leftover"),
-        *("limits", "unread", "gone"),
+        *("limits", "unread", "excludes", "gone"),
     }
     assert set(raw["differs"]) <= {*("fail", "warn", "info", "free"), "default", "inside", "only"}
-    assert not names & set(raw.get("unread", {}))
+    assert not names & {*raw.get("unread", {}), *raw.get("excludes", {})}
+    assert set(raw.get("excludes", {}).values()) <= names
 
 
 def test_the_variables_of_rails_are_known_without_the_table() -> None:

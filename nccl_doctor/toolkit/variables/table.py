@@ -10,7 +10,8 @@ The table is data, in the TOML files beside this one. Their sections:
 * `[values]`: the words or numbers that are allowed. `[reading]`: special rules for reading it.
 * `[differs]`: the severity if ranks differ. `[leftover]`: values that are meant for debugging.
   `[limits]`: of time-outs and retries. `[unread]`: names that people set and no library reads,
-  with what to do instead. `[gone]`: names that older versions read.
+  with what to do instead; `[excludes]`: with the variable that takes their list after a `^`.
+  `[gone]`: names that older versions read.
 """
 
 from __future__ import annotations
@@ -150,11 +151,14 @@ class Library:
 
 @dataclass(frozen=True)
 class VariableTable:
-    """All rows by name, the libraries, and names that no library reads, with advice."""
+    """All rows by name, the libraries, and names that no library reads: with advice, and with the
+    variable that takes their list after a `^`.
+    """
 
     variables: Mapping[str, Variable]
     libraries: tuple[Library, ...]
     unread: Mapping[str, str]
+    excludes: Mapping[str, str]
 
     def library_of(self, name: str) -> Library | None:
         """The library that has a complete prefix of this name, or None."""
@@ -167,15 +171,17 @@ def table() -> VariableTable:
     variables: dict[str, Variable] = {}
     libraries: list[Library] = []
     unread: dict[str, str] = {}
+    excludes: dict[str, str] = {}
     for name in FILES:
         data = read_table(__package__, f"{name}.toml")
         library = Library(**_tuples(data["library"]))
         libraries.append(library)
         unread |= data.get("unread", {})
+        excludes |= data.get("excludes", {})
         rows = data["variables"]
         rows |= {gone: {"kind": "text", **row} for gone, row in data.get("gone", {}).items()}
         variables |= {each: _variable(each, row, data, library) for each, row in rows.items()}
-    return VariableTable(variables, tuple(libraries), unread)
+    return VariableTable(variables, tuple(libraries), unread, excludes)
 
 
 @functools.cache
