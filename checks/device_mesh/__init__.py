@@ -3,7 +3,7 @@
 What it checks
 --------------
 With `--mesh dp=2,sp=2,tp=2` (any names, outermost first): whether the sizes multiply to the number
-of ranks; how each dimension is placed on the hosts; and whether every group of every dimension
+of ranks, or to less, which leaves ranks without a group; how each dimension is placed on the hosts; and whether every group of every dimension
 gives exact results. The mesh is built with `init_device_mesh` over all ranks, in its own processes;
 first one dimension is used after the other, then all at once, with a collective in flight on each.
 
@@ -81,10 +81,15 @@ MESH_DOES_NOT_DIVIDE = Kind(
     "mesh-does-not-divide",
     Layer.GROUP,
     "The sizes of the device mesh do not multiply to the number of ranks",
-    "init_device_mesh raises, or leaves ranks without a group, so the job stops before its first "
-    "step",
+    "init_device_mesh raises where the mesh needs more ranks than there are, so the job stops before "
+    "its first step",
     "take sizes whose product is the number of ranks",
     later=True,
+)
+_SMALLER = MESH_DOES_NOT_DIVIDE.variant(
+    title="The device mesh is smaller than the job",
+    why="torch allows it: ranks beyond the mesh get no coordinate and no group, and do nothing "
+    "unless the job gives them other work.",
 )
 MESH_CROSSES_HOSTS = Kind(
     "mesh-crosses-hosts",
@@ -123,7 +128,7 @@ class DeviceMesh(Check):
         world = tuple(rank.seat for rank in cluster.present)
         if not (world and cluster.complete):
             return []
-        if mesh_size(cluster.job.mesh) != cluster.world_size or cluster.absent:
+        if mesh_size(cluster.job.mesh) > cluster.world_size or cluster.absent:
             return []
         held = attempts_of(cluster, self.name)
         rounds = [Round(_MESH, (world,), deadline_s)]
@@ -140,10 +145,10 @@ class DeviceMesh(Check):
         """
         # The mesh of the coordinator: ranks that use different meshes would never form its groups.
         mesh = [(name, size) for name, size in ctx.params.get("mesh", ())]
-        if mesh_size(mesh) != len(ctx.group):
+        if mesh_size(mesh) > len(ctx.group):
             raise Untested(f"{mesh_in_words(mesh)} does not fit {len(ctx.group)} ranks")
         device = form_world(ctx)
-        mine = own_groups(mesh, ctx.position)
+        mine = own_groups(mesh, ctx.position) if ctx.position < mesh_size(mesh) else []
         built_by, handles = build_mesh(ctx, mesh, device.type)
         groups = {
             group.name: (handle, group.ranks.index(ctx.position), len(group.ranks))
@@ -169,7 +174,9 @@ class DeviceMesh(Check):
             return
         if mesh_size(mesh) != cluster.world_size:
             yield _does_not_divide(cluster)
-        elif cluster.complete:  # else culprits cannot be told from victims
+        if (
+            mesh_size(mesh) <= cluster.world_size and cluster.complete
+        ):  # else culprits cannot be told from victims
             yield from _on_hosts(cluster)
             narrowed = narrow_to_mesh(attempts_of(cluster, self.name), mesh)
             for finding in judge_groups(narrowed):
@@ -187,9 +194,10 @@ def _does_not_divide(cluster: Cluster) -> Finding:
     mesh, world = cluster.job.mesh, cluster.world_size
     near = [mesh_in_words(other) for other in nearest_meshes(mesh, world)]
     needed = mesh_size(mesh)
+    left = f": {ranks_in_words(range(needed, world))} in no group" if needed < world else ""
     return Finding(
-        MESH_DOES_NOT_DIVIDE,
-        f"{mesh_in_words(mesh)} needs {needed} ranks, the job has {world}; "
+        _SMALLER if left else MESH_DOES_NOT_DIVIDE,
+        f"{mesh_in_words(mesh)} needs {needed} ranks, the job has {world}{left}; "
         f"nearest meshes that fit: {' or '.join(near)}",
         evidence={
             "mesh": mesh_in_words(mesh),
@@ -201,6 +209,7 @@ def _does_not_divide(cluster: Cluster) -> Finding:
             Step(shell("# --mesh {}", near[0]), note="and the same sizes in the job"),
             alternatives=[f"start {needed} ranks"],
         ),
+        severity=Severity.WARN if left else None,
     )
 
 

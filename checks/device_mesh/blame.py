@@ -50,7 +50,7 @@ def narrow_to_mesh(
 
 
 def _parts(attempt: Attempt, mesh: Mesh) -> list[Attempt]:
-    if len(attempt.members) != mesh_size(mesh):
+    if len(attempt.members) < mesh_size(mesh):
         return [attempt]
     groups = mesh_groups(mesh)
     known = {group.name: group for of_one in groups.values() for group in of_one}

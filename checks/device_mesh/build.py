@@ -9,13 +9,14 @@ from typing import Any
 
 from nccl_doctor.api import Context
 from nccl_doctor.toolkit.groups.attempts import NEW_GROUP
-from nccl_doctor.toolkit.mesh import Mesh, mesh_groups, mesh_in_words, own_groups
+from nccl_doctor.toolkit.mesh import Mesh, mesh_groups, mesh_in_words, mesh_size, own_groups
 
 
 def build_mesh(ctx: Context, mesh: Mesh, device_type: str) -> tuple[str, list[Any]]:
     """Build a mesh over the default group; `device_type` is that of its devices.
 
-    Returns: the name of the call, and this rank's process group of each dimension.
+    Returns: the name of the call, and this rank's process group of each dimension; none for a rank
+    beyond the mesh, which torch allows to be smaller than the job (device_mesh.py of 2.2 to 2.15).
 
     Raises:
         RuntimeError: torch's own error, of whatever class, where it cannot be built.
@@ -32,6 +33,8 @@ def build_mesh(ctx: Context, mesh: Mesh, device_type: str) -> tuple[str, list[An
     # The same step for every call that forms groups.
     ctx.breadcrumb(NEW_GROUP, group=mesh_in_words(mesh), call="init_device_mesh")
     made = init_device_mesh(device_type, sizes, mesh_dim_names=names)
+    if ctx.position >= mesh_size(mesh):
+        return "init_device_mesh", []
     group_of = getattr(made, "get_group", None) or made.get_dim_groups  # its name in torch 2.2
     handles = [group_of(at) for at in range(len(mesh))]
     for handle, group in zip(handles, own_groups(mesh, ctx.position), strict=True):

@@ -34,7 +34,7 @@ def as_the_others(seen: Seen, problem: Problem, seats: set[int]) -> Problem:
         return problem
     odd = seen[next(iter(seats))][1]
     steps: list[Step] = []
-    text = ""
+    line = ""
     for step in problem.fix.steps:
         for name, text in _changes(step, problem.variable):
             good = _usual(seen, seats, name)
@@ -45,10 +45,10 @@ def as_the_others(seen: Seen, problem: Problem, seats: set[int]) -> Problem:
             elif good.is_set(name) or odd.is_set(name):
                 fix = as_elsewhere(odd, good, name)
                 steps += fix.steps
-                text = fix if len(problem.fix.steps) == 1 else ""
+                line = fix if len(problem.fix.steps) == 1 else ""
     if not steps or steps == list(problem.fix.steps):
         return problem
-    return replace(problem, fix=Fix(*dict.fromkeys(steps), text=text))
+    return replace(problem, fix=Fix(*dict.fromkeys(steps), text=line))
 
 
 def _changes(step: Step, variable: str) -> Iterator[tuple[str, str | None]]:

@@ -11,6 +11,7 @@ works alone before the first barrier, each clock that runs meanwhile is compared
     rendezvous     900 s, with c10d 600 s       torchrun --rdzv-conf timeout=, join_timeout=
     store          that of the process group    init_process_group(timeout=...)
     process group  NCCL 600 s, gloo 1800 s      init_process_group(timeout=...)
+    new groups     NCCL 600 s, gloo 1800 s      new_group(timeout=...)
     watchdog       that of the process group    off with TORCH_NCCL_BLOCKING_WAIT=1
     heartbeat      480 s                        TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC
     NCCL           none                         -
@@ -45,6 +46,11 @@ Type what the finding suggests. In the order of preference:
 - A longer time-out for all: init_process_group(timeout=timedelta(minutes=60)), DEEPSPEED_TIMEOUT=60
   for DeepSpeed, --ddp_timeout 3600 for the trainer of transformers. A real hang is then noticed
   that much later.
+
+init_process_group(timeout=...) and DEEPSPEED_TIMEOUT do not reach other groups: those of new_group
+and of a DeviceMesh have torch's default, and so has monitored_barrier, unless each gets a timeout
+of its own (new_group(timeout=...), an Options with _timeout in backend_override of
+init_device_mesh). A mesh dimension of all ranks is the default group.
 
 A barrier right after init_process_group also guesses its GPU if none was chosen: call
 torch.cuda.set_device(local_rank) before, or pass barrier(device_ids=[local_rank]). NCCL_TIMEOUT,

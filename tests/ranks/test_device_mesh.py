@@ -83,6 +83,14 @@ def test_sizes_that_do_not_multiply_to_the_ranks_and_the_nearest_that_do(tmp_pat
     assert all("device_mesh" not in rank["facts"] for rank in report["ranks"])
 
 
+def test_a_mesh_smaller_than_the_job_works_and_is_a_warning(tmp_path: Path) -> None:
+    report = report_of(tmp_path, "dp=1,tp=3", 0)
+    (found,) = report["findings"]
+    assert (found["code"], found["severity"]) == ("mesh-does-not-divide", "warn")
+    groups = [rank["facts"]["device_mesh"]["mesh"]["facts"]["groups"] for rank in report["ranks"]]
+    assert [group.get("tp") for group in groups] == ["ranks 0–2"] * 3 + [None]
+
+
 def test_a_mesh_that_does_not_fit_stops_no_other_check(tmp_path: Path) -> None:
     job = Ranks(tmp_path, 2, ["--select", "device_mesh,collectives", "--mesh", "dp=3"])
     assert {each.code for each in job.wait(WALL_S).values()} == {1}

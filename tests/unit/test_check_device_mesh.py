@@ -93,24 +93,45 @@ def blamed(cluster: Cluster) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def test_sizes_that_do_not_multiply_to_the_world_and_the_nearest_that_do():
-    cluster = bare(4, 4, mesh=(("dp", 3), ("tp", 2)))
+    cluster = bare(4, 4, mesh=(("dp", 5), ("tp", 2)))
     (found,) = judge(CHECK, cluster)
     assert (found.code, found.level) == ("mesh-does-not-divide", Severity.FAIL)
     assert found.kind.layer is Layer.GROUP
     assert found.message == (
-        "dp=3,tp=2 needs 6 ranks, the job has 8; nearest meshes that fit: dp=4,tp=2 or "
-        "dp=2,tp=4 or dp=8,tp=1"
+        "dp=5,tp=2 needs 10 ranks, the job has 8; nearest meshes that fit: dp=4,tp=2 or "
+        "dp=8,tp=1 or dp=2,tp=4"
     )
     assert "--mesh dp=4,tp=2" in found.fix
-    assert "start 6 ranks" in found.fix
+    assert "start 10 ranks" in found.fix
     assert not found.where
     assert CHECK.plan(cluster) == []
 
 
+@each_row(
+    ("mesh", "words"),
+    [
+        ((("dp", 3), ("tp", 2)), "has 8: ranks 6–7 in no group; nearest meshes that fit: dp=4,tp"),
+        ((("dp", 7),), "the job has 8: rank 7 in no group; nearest meshes that fit: dp=8"),
+    ],
+)
+def test_a_mesh_smaller_than_the_job_is_allowed_and_its_groups_are_tried(mesh, words):
+    cluster = bare(4, 4, mesh=mesh)
+    (round_,) = CHECK.plan(cluster)
+    assert round_.groups == ((0, 1, 2, 3, 4, 5, 6, 7),)
+    found = next(each for each in judge(CHECK, cluster) if each.code == "mesh-does-not-divide")
+    assert found.level is Severity.WARN
+    assert words in found.message
+    assert not found.where
+    (name, _), *_ = mesh
+    stuck = {rank: at(mesh, rank, name) for rank in mesh_groups(mesh)[name][0].ranks}
+    hung = with_round(cluster, "mesh", stuck)
+    assert ("collective-hang", tuple(stuck)) in blamed(hung)
+
+
 def test_it_is_told_by_the_claimed_size_while_ranks_are_absent():
-    cluster = bare(2, 2, mesh=(("tp", 2),), absent_nodes=[1])
+    cluster = bare(2, 2, mesh=(("tp", 8),), absent_nodes=[1])
     (found,) = judge(CHECK, cluster)
-    assert found.code == "mesh-does-not-divide"
+    assert (found.code, found.level) == ("mesh-does-not-divide", Severity.FAIL)
     assert "the job has 4" in found.message
     assert loud(bare(2, 2, absent_nodes=[1])) == []
 
@@ -125,7 +146,7 @@ def test_one_hosts_own_view_says_it_only_where_the_size_was_told():
 
 def test_a_mesh_that_does_not_fit_explains_no_hang_and_no_absent_host_explains_it():
     hang = made_check("other", Layer.COLLECTIVE, finds=[Finding(HANG, "m", Where(ranks=(0, 1)))])
-    report = conclude(bare(2, 2, mesh=(("dp", 3),)), [CHECK, hang], run=RUN)
+    report = conclude(bare(2, 2, mesh=(("dp", 5),)), [CHECK, hang], run=RUN)
     assert {f.code for f in report.root_causes} == {"mesh-does-not-divide", "collective-hang"}
 
 

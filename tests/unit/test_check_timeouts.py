@@ -95,7 +95,7 @@ def test_below_near_and_above(
         assert f"({layers}; " in found.message
         assert found.confidence is Confidence.LIKELY
         assert found.evidence["expect_load_s"] == load_s
-        assert len(found.evidence["layers"]) == 8
+        assert len(found.evidence["layers"]) == 9
     for load_s in (seconds, seconds / 1.15):
         found = one(cluster(load_s, seen, backend=backend))
         assert found.level is Severity.WARN
@@ -116,7 +116,8 @@ def test_a_group_that_connects_at_once_and_ends_nothing_waits_only_in_the_store(
 def test_the_fix_is_that_of_the_layer() -> None:
     minutes = "init_process_group(timeout=timedelta(minutes=50))"
     found = one(cluster(2000, facts()))
-    assert found.fix.startswith(f"in the job's code: {minutes}; or let rank 0 prepare")
+    left = "(groups of new_group and of a DeviceMesh, and monitored_barrier, keep torch's default)"
+    assert found.fix.startswith(f"in the job's code: {minutes} {left}; or let rank 0 prepare")
     found = one(cluster(2000, facts(launcher="accelerate")))
     assert "kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(minutes=50))]" in found.fix
     found = one(cluster(2000, facts(deepspeed=of_deepspeed("0.19.8", 10)), deepspeed=True))

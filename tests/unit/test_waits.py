@@ -17,6 +17,7 @@ LAYERS = [
     "rendezvous",
     "store",
     "process group",
+    "new groups",
     "watchdog",
     "heartbeat",
     "NCCL",
@@ -47,7 +48,10 @@ def found(backend: str = "nccl", *, uses: bool = False, **more: Any) -> dict[str
 
 
 def seconds(backend: str = "nccl", *, uses: bool = False, **more: Any) -> list[float | None]:
-    return [each.seconds for each in found(backend, uses=uses, **more).values()]
+    """Those of all layers but of new groups, which no setting changes."""
+    layers = found(backend, uses=uses, **more)
+    assert layers.pop("new groups").seconds in ((600, 1800) if backend == "nccl" else (1800,))
+    return [each.seconds for each in layers.values()]
 
 
 def variables(**values: str) -> dict[str, Any]:
@@ -80,8 +84,9 @@ def test_the_fact_that_reports_show() -> None:
         ["store", 600.0],
         ["process group", 600.0],
     ]
-    assert table["rows"][5][3:] == ["a communicator connects", "nothing: it waits forever"]
-    assert table["rows"][7] == ["W&B", None, "not used", None, None]
+    assert table["rows"][3][:2] == ["new groups", 600.0]
+    assert table["rows"][6][3:] == ["a communicator connects", "nothing: it waits forever"]
+    assert table["rows"][8] == ["W&B", None, "not used", None, None]
 
 
 # --- seconds ---
@@ -160,6 +165,21 @@ def test_seconds(backend: str, more: dict[str, Any], expected: list[float | None
     assert seconds(backend, **more) == expected
 
 
+@each_row(
+    ("backend", "more", "expected"),
+    [
+        ("nccl", {}, 600), ("gloo", {}, 1800), ("nccl", {"torch": "2.1.2"}, 1800),
+        ("nccl", {"deepspeed": of_deepspeed("0.19.8", 10), "launcher": "deepspeed",
+                  **variables(DEEPSPEED_TIMEOUT="45")}, 600),
+    ],
+)  # fmt: skip
+def test_other_groups_have_the_default_of_torch(
+    backend: str, more: dict[str, Any], expected: float
+) -> None:
+    """new_group, DeviceMesh and monitored_barrier: measured with torch 2.13, 77 s given."""
+    assert found(backend, **more)["new groups"].seconds == expected
+
+
 def test_deepspeed_that_the_user_names_decides_for_all_it_opens() -> None:
     of_old = of_deepspeed("0.9.5", 30, reads=False)
     ignored = waits(
@@ -205,7 +225,13 @@ def test_the_new_name_wins_and_an_old_torch_knows_only_the_old_one() -> None:
 
 def test_what_to_type_is_long_enough() -> None:
     got = found()
-    assert got["store"].fix(601).endswith("timeout=timedelta(minutes=11))")
+    assert (
+        got["store"]
+        .fix(601)
+        .startswith(
+            "in the job's code: init_process_group(timeout=timedelta(minutes=11)) (groups of new_group"
+        )
+    )
     assert got["heartbeat"].fix(601) == "`export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=660`"
     assert got["rendezvous"].fix(1000) == "`# --rdzv-conf timeout=1020` (in the line of torchrun)"
     elastic = found(rdzv={"backend": "c10d", "conf": {}})["rendezvous"]

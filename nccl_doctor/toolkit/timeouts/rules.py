@@ -133,7 +133,7 @@ def _fix(seen: _Seen, first: Wait, load_s: float) -> str:
             return f"{before}: no time-out should be that long"
         typed += "; the deepspeed launcher passes it to other hosts only from .deepspeed_env"
     elif seen.launcher == "accelerate":
-        inner = wait.fix(_ROOM * load_s).partition("init_process_group")[2]
+        inner = wait.fix(_ROOM * load_s).partition("init_process_group")[2].partition(" ")[0]
         typed += f"; or Accelerator(kwargs_handlers=[InitProcessGroupKwargs{inner}])"
     return fix_of(f"{typed}; or {before}")
 

@@ -116,6 +116,7 @@ def waits(facts: Mapping[str, Any], backend: str, *, deepspeed: bool) -> tuple[W
         "rendezvous": settings.rendezvous,
         "store": settings.given,
         "process group": settings.collective,
+        "new groups": settings.new_groups,
         "watchdog": settings.watchdog,
         "heartbeat": settings.heartbeat,
         "NCCL": Value(None, ENDLESS if settings.over_nccl else "not used"),
@@ -174,6 +175,13 @@ class Settings:
         if off and not self._blocking_wait:
             return Value(None, f"no effect: {off} ends no process")
         return self.given
+
+    @property
+    def new_groups(self) -> Value:
+        """The time-out of groups beside the default one if the job's code passes none: torch's, not
+        that of init_process_group. Measured with torch 2.13.
+        """
+        return self._of_torch()
 
     @property
     def watchdog(self) -> Value:
