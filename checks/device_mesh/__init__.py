@@ -3,9 +3,10 @@
 What it checks
 --------------
 With `--mesh dp=2,sp=2,tp=2` (any names, outermost first): whether the sizes multiply to the number
-of ranks, or to less, which leaves ranks without a group; how each dimension is placed on the hosts; and whether every group of every dimension
-gives exact results. The mesh is built with `init_device_mesh` over all ranks, in its own processes;
-first one dimension is used after the other, then all at once, with a collective in flight on each.
+of ranks, or to fewer, which leaves ranks without a group; how each dimension is placed on the
+hosts; and whether every group of every dimension gives exact results. The mesh is built with
+`init_device_mesh` over all ranks, in its own processes; first one dimension is used after the
+other, then all at once, with a collective in flight on each.
 
 Why it matters
 --------------
@@ -81,8 +82,8 @@ MESH_DOES_NOT_DIVIDE = Kind(
     "mesh-does-not-divide",
     Layer.GROUP,
     "The sizes of the device mesh do not multiply to the number of ranks",
-    "init_device_mesh raises where the mesh needs more ranks than there are, so the job stops before "
-    "its first step",
+    "init_device_mesh raises where the mesh needs more ranks than there are, so the job stops "
+    "before its first step",
     "take sizes whose product is the number of ranks",
     later=True,
 )

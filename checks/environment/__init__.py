@@ -6,7 +6,9 @@ Every environment variable of NCCL, torch's process groups, gloo, UCX, libfabric
 libraries that is set on a rank: against a table of names, versions, defaults and allowed values,
 and against the other ranks. NCCL's configuration files count as they do for NCCL: what the
 environment does not set comes from NCCL_CONF_FILE or else ~/.nccl.conf, then from /etc/nccl.conf;
-findings name the file and the line. Where NCCL itself says how it reads a value (since 2.30.3, of
+findings name the file and the line. Files that variables name are opened as their readers do, each
+in a process of its own: there, readable, of a form that NCCL reads, the same on all hosts; for one
+that is written, its folder. Where NCCL itself says how it reads a value (since 2.30.3, of
 some variables; check `interfaces` asks it), that counts. For proxies (http_proxy and the like) the
 check only looks whether they are set, and whether no_proxy excludes MASTER_ADDR. It does not read
 the values of any other variable.
@@ -80,6 +82,7 @@ from nccl_doctor.toolkit.shared_kinds import TIMEOUT_TOO_SHORT
 from nccl_doctor.toolkit.timeouts.rules import too_short_for_load
 
 from .gather import Gathered, gather_variables
+from .named_files import look_at_files
 from .problems import judge_variables
 from .tried import try_values
 
@@ -155,6 +158,27 @@ PROXIED = Kind(
 )
 
 
+FILE_UNUSABLE = Kind(
+    "env-file-unusable",
+    Layer.ENV,
+    "A variable names a file that its reader cannot use",
+    "NCCL and its neighbours go on without most such files and say nothing: the job runs with "
+    "other settings than intended, or ends as it makes its first communicator.",
+    "Put the file there, or unset the variable.",
+    Severity.WARN,
+)
+FILE_DIFFERS = Kind(
+    "env-file-differs",
+    Layer.ENV,
+    "A file that a variable names has another content on some hosts",
+    "Hosts that see other hardware or take other settings choose other rings and algorithms; on "
+    "hosts of several models this may be meant.",
+    "Copy one file to all hosts.",
+    Severity.WARN,
+    between=True,
+)
+
+
 class EnvironmentFacts(Gathered):
     """Facts that `observe` returns; other checks read them."""
 
@@ -164,6 +188,7 @@ class EnvironmentFacts(Gathered):
     deepspeed: bool
     infiniband: bool
     tried: dict[str, dict[str, str]]
+    files: list[dict[str, Any]]
 
 
 class Environment(Check):
@@ -174,7 +199,7 @@ class Environment(Check):
     scope = Scope.RANK
     kinds = (
         UNKNOWN, BAD_VALUE, DEPRECATED, CONFLICT, LEFTOVER, MISLEADS, DIFFERS, PROXIED,
-        TIMEOUT_TOO_SHORT,
+        TIMEOUT_TOO_SHORT, FILE_UNUSABLE, FILE_DIFFERS,
     )  # fmt: skip
     reads = ("backend_device", "gpu_state", "interfaces", "nccl_library", "timeouts")
 
@@ -183,18 +208,21 @@ class Environment(Check):
 
         Returns: see `gather_variables`; `torch` and `nccl` (versions or None), `deepspeed` (whether
         it is installed), `infiniband` (whether a verbs device here has an active port), `tried`
-        (see `try_values`).
+        (see `try_values`), `files` (see `look_at_files`).
         """
         ctx.breadcrumb("reading NCCL's configuration files")
         versions = _versions()
+        gathered = gather_variables(ctx.env, root=ctx.root)
+        ctx.breadcrumb("looking at files that variables name")
         return {
-            **gather_variables(ctx.env, root=ctx.root),
+            **gathered,
             "torch": versions["torch"],
             "nccl": versions["nccl"],
             "rocm": versions["rocm"],
             "deepspeed": find_spec("deepspeed") is not None,
             "infiniband": has_infiniband(ctx.root),
             "tried": try_values(ctx.env),
+            "files": look_at_files(gathered["variables"], ctx.root),
         }
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:

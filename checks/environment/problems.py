@@ -8,6 +8,7 @@ from nccl_doctor.api import Cluster, Where, place_of
 
 from .alike import as_the_others
 from .differing import differing
+from .files import differing_files
 from .proxies import differing_proxies
 from .rules import problems
 from .view import Placed, Problem, Seen, View, look
@@ -32,6 +33,7 @@ def judge_variables(cluster: Cluster, check: str) -> Iterator[Placed]:
     for problem, seats in found.items():
         yield Placed(as_the_others(seen, problem, seats), _place(seen, hosts, seats))
     yield from differing(seen)
+    yield from differing_files(seen)
     yield from differing_proxies(seen)
 
 

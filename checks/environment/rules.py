@@ -13,6 +13,7 @@ from nccl_doctor.toolkit.variables.table import AUTO, Leftover, Limit, Variable,
 from nccl_doctor.toolkit.variables.values import Misread, canonical, misread, refused
 
 from .conflicts import conflicts
+from .files import file_problems
 from .gather import closest
 from .proxies import covers_master
 from .view import Problem, View, all_of, either
@@ -38,6 +39,7 @@ def problems(view: View) -> Iterator[Problem]:
             continue
         if text is not None and not row.gone:
             yield from _value(view, row, text)
+    yield from file_problems(view)
     yield from _retries(view)
     yield from _lets_loopback_in(view)
     yield from conflicts(view)

@@ -39,15 +39,18 @@ def cluster_of(
     backend: str = "nccl",
     launcher: str = "torchrun",
     root: Mapping[int, Path] | None = None,
+    of_rank: Mapping[int, Mapping[str, Any]] | None = None,
     **readers: Any,
 ) -> Cluster:
-    """One participant for each environment, `nproc` on each host."""
+    """One participant for each environment, `nproc` on each host; `of_rank`: facts of one alone."""
     cluster = make_cluster(
         [f"nd{node}" for node in range(len(envs) // nproc)],
         nproc,
         check=CHECK.name,
         by_rank={
-            rank: facts_of(env, (root or {}).get(rank, NOWHERE), **readers)
+            rank: facts_of(
+                env, (root or {}).get(rank, NOWHERE), **{**readers, **(of_rank or {}).get(rank, {})}
+            )
             for rank, env in enumerate(envs)
         },
         backend=backend,

@@ -579,6 +579,6 @@ def test_observe_on_this_machine(tmp_path: Path) -> None:
     assert "hunter2" not in json.dumps(seen)
     assert seen["variables"]["NCCL_IB_TC"] == {"value": "106", "origin": str(conf), "line": 1}
     assert seen["torch"]
-    assert set(seen) == {*READERS, "variables", "unknown", "faults", "proxied", "tried"}
+    assert set(seen) == {*READERS, "variables", "unknown", "faults", "proxied", "tried", "files"}
     cluster = make_cluster(["nd0"], 1, check=CHECK.name, by_rank={0: seen})
     assert findings.judge(CHECK, cluster) == []

@@ -136,7 +136,7 @@ def test_every_section_speaks_of_variables_that_are_there(library: str) -> None:
     assert set(mentioned) <= names
     assert set(raw) <= {
         *("library", "variables", "values", "reading", "differs", "leftover"),
-        *("limits", "unread", "excludes", "gone"),
+        *("limits", "unread", "excludes", "files", "gone"),
     }
     assert set(raw["differs"]) <= {*("fail", "warn", "info", "free"), "default", "inside", "only"}
     assert not names & {*raw.get("unread", {}), *raw.get("excludes", {})}

@@ -11,7 +11,7 @@ The table is data, in the TOML files beside this one. Their sections:
 * `[differs]`: the severity if ranks differ. `[leftover]`: values that are meant for debugging.
   `[limits]`: of time-outs and retries. `[unread]`: names that people set and no library reads,
   with what to do instead; `[excludes]`: with the variable that takes their list after a `^`.
-  `[gone]`: names that older versions read.
+  `[gone]`: names that older versions read. `[files]`: how the named file is used.
 """
 
 from __future__ import annotations
@@ -63,6 +63,27 @@ class Limit:
 
 
 @dataclass(frozen=True)
+class NamedFile:
+    """How a library uses the file that a variable names.
+
+    Attributes:
+        use: `read` or `write`; for `write` its folder has to be there.
+        then: what the library does without it.
+        missing: the severity of that.
+        form: `topology` or `graphs`, as in `nccl.xml_files`.
+        inside: the file, where the variable names its folder.
+        empty: `always` where an empty name counts as set, or the default file that it then hides.
+    """
+
+    use: str
+    then: str
+    missing: str = "warn"
+    form: str = ""
+    inside: str = ""
+    empty: str = ""
+
+
+@dataclass(frozen=True)
 class Variable:
     """One row.
 
@@ -83,6 +104,7 @@ class Variable:
         mixed: whether it matters only where a host has GPUs of several models.
         rails: whether it lists cards, one for each rail: hosts may have other names for them.
         in_files: whether NCCL's configuration files reach it.
+        file: how the file that it names is used; None where it names none, or that is not known.
     """
 
     name: str
@@ -108,6 +130,7 @@ class Variable:
     leftovers: tuple[Leftover, ...] = ()
     limit: Limit | None = None
     in_files: bool = False
+    file: NamedFile | None = None
 
     @property
     def is_aid(self) -> bool:
@@ -211,6 +234,7 @@ def _variable(
     raised = library.name == "torch" and row["kind"] in ("int", "bool")
     limit = data.get("limits", {}).get(key)
     leftovers = data.get("leftover", {}).get(key, ())
+    file = data.get("files", {}).get(key)
     return Variable(
         name,
         library.name,
@@ -228,4 +252,5 @@ def _variable(
         leftovers=tuple(Leftover(**_tuples(each)) for each in leftovers),
         limit=None if limit is None else Limit(**limit),
         in_files=library.in_files or name.startswith(library.in_files_prefixes or ("\0",)),
+        file=None if file is None else NamedFile(**file),
     )
