@@ -436,7 +436,7 @@ CODES = """
     local-rank-out-of-range launch-run-id-differs master-not-set backend-option-differs
     launch-runs-independent rank-not-set
     env-unknown-variable env-bad-value env-deprecated env-conflict env-debug-leftover env-differs
-    env-debug-misleads env-file-unusable env-file-differs
+    env-debug-misleads env-file-unusable env-file-differs compile-cache-shared
     timeout-too-short proxy-covers-master
     addr-unresolvable addr-loopback addr-differs addr-not-on-master dns-slow addr-family-mixed
     addr-digits-only hostname-duplicate advertised-not-own advertised-same advertised-unreachable
