@@ -29,8 +29,9 @@ ulimit -n 65536, ulimit -l unlimited, ulimit -u unlimited, ulimit -v unlimited, 
 before the launch; in Docker --ulimit nofile=65536 --ulimit memlock=-1 --pids-limit=-1; in a systemd
 unit LimitNOFILE=, LimitMEMLOCK=, TasksMax=, LimitSTACK=8M; for logins /etc/security/limits.conf.
 Slurm passes on the limits of the daemon or of the shell (PropagateResourceLimits). Locked memory:
-in a pod or in Docker --cap-add=IPC_LOCK lifts it too. A container without root gets no more than
-its user has on the host: raise it there, and log in again.
+in a container, root with the capability IPC_LOCK has no limit; another user (runAsUser) loses the
+capability, and has the limit of containerd.service or docker.service. A container without root gets
+no more than its user has on the host: raise it there, and log in again.
 
 When it is wrong
 ----------------
@@ -48,6 +49,7 @@ Linux, drivers/infiniband/core/umem.c and kernel/fork.c (`capable`); NVIDIA/nccl
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypedDict
@@ -71,6 +73,7 @@ from nccl_doctor.api import (
     shell,
 )
 from nccl_doctor.toolkit.cgroup import cgroup_limits
+from nccl_doctor.toolkit.containers import container_of
 from nccl_doctor.toolkit.fabric.ports import rdma_ports
 from nccl_doctor.toolkit.fabric.road import admitted, choose_road
 from nccl_doctor.toolkit.host import user_tasks
@@ -83,6 +86,7 @@ from nccl_doctor.toolkit.raise_limits import (
     MORE_PROCESSES,
     MORE_PROCESSES_OR_TASKS,
     MORE_TASKS,
+    lock_more_in_container,
     more_files,
 )
 from nccl_doctor.toolkit.shortage import is_of_memory
@@ -185,6 +189,8 @@ class LimitsFacts(TypedDict):
     addresses: int | None
     stack: int | None
     user_namespace: bool
+    container: str
+    root: bool
     local_ranks: int
 
 
@@ -201,7 +207,8 @@ class Limits(Check):
         """Soft (and hard) limits, None for unlimited. `rdma`: devices that NCCL would use, EFA too.
         `tasks`: number of this user's tasks, None if they do not count. `pids`: of the control
         group. `addresses`, `stack`: bytes. `user_namespace`: whether this process is in a user
-        namespace other than the first, where capabilities lift no limit.
+        namespace other than the first, where capabilities lift no limit. `container`: from
+        `container_of`; `root`: whether this process is root there.
         """
         soft, hard = _limit(resource.RLIMIT_NOFILE)
         capable = privileges(ctx.root)
@@ -219,6 +226,8 @@ class Limits(Check):
             "addresses": _limit(resource.RLIMIT_AS)[0],
             "stack": _limit(resource.RLIMIT_STACK)[0],
             "user_namespace": in_user_namespace(ctx.root),
+            "container": container_of(ctx.root, ctx.env),
+            "root": os.geteuid() == 0,
             "local_ranks": ctx.launch.local_world_size or 1,
         }
 
@@ -304,13 +313,19 @@ def _locked(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
     if not facts["rdma"] or locked is None or locked >= _LOCKED_WARN:
         return
     apart = facts.get("user_namespace", False)
-    where = " in a user namespace, where CAP_IPC_LOCK does not lift it" if apart else ""
+    runtime, is_root = facts.get("container", ""), facts.get("root", True)
+    where, fix = "", Fix()
+    if apart:
+        where, fix = " in a user namespace, where CAP_IPC_LOCK does not lift it", LOCK_MORE_ROOTLESS
+    elif runtime:
+        user = "" if is_root else " for a user other than root, whom CAP_IPC_LOCK does not reach,"
+        where, fix = f"{user} in a container", lock_more_in_container(runtime, is_root=is_root)
     yield Finding(
         MEMLOCK,
         f"locked memory limited to {locked // 1024} KiB{where}, RDMA on {', '.join(facts['rdma'])}",
         Where(hosts=(rank.host.label,)),
         {"bytes": locked, "devices": facts["rdma"]},
-        fix=LOCK_MORE_ROOTLESS if apart else "",
+        fix=fix,
         severity=Severity.FAIL if locked < _LOCKED_FAIL else None,
         confidence=Confidence.LIKELY,
     )

@@ -61,6 +61,51 @@ LOCK_MORE_ROOTLESS = Fix(
     alternatives=["where a service starts it: LimitMEMLOCK=infinity in the unit of the service"],
 )
 """Root of a user namespace cannot raise the hard limit of the user who started it."""
+_AS_ROOT = "in securityContext of the container: runAsUser: 0, and IPC_LOCK in capabilities.add"
+
+
+def lock_more_in_container(runtime: str, *, is_root: bool) -> Fix:
+    """The fix inside of a container, where no shell may raise the hard limit.
+
+    A capability that a runtime adds is lost by a user who is not root, and Kubernetes has no option
+    for limits: a pod has those of the service of its runtime (capabilities(7); the OCI runtime
+    specification, process.rlimits).
+
+    Args:
+        runtime: from `container_of`.
+        is_root: whether this process is root there.
+    """
+    service = "containerd" if runtime == "kubernetes" else "docker"
+    folder = f"/etc/systemd/system/{service}.service.d"
+    unit = Fix(
+        Step(
+            shell(
+                "# mkdir -p {} && printf '[Service]\\nLimitMEMLOCK=infinity\\n' > {}/memlock.conf",
+                folder,
+                folder,
+            ),
+            undo=shell("# rm {}/memlock.conf", folder),
+            note="on the machine itself, as root",
+            persists=True,
+        ),
+        Step(
+            shell("# systemctl daemon-reload && systemctl restart {:name}", service),
+            note="then start the container again",
+        ),
+    )
+    if runtime == "kubernetes":
+        if is_root:
+            return Fix(
+                text="in securityContext of the container: IPC_LOCK in capabilities.add",
+                alternatives=[unit],
+            )
+        return Fix(*unit.steps, alternatives=[_AS_ROOT])
+    option = Fix(Step(shell("# {:name} run --ulimit memlock=-1", runtime)))
+    capability = Fix(Step(shell("# {:name} run --cap-add=IPC_LOCK", runtime)))
+    others = [capability] if is_root else []
+    return Fix(*option.steps, alternatives=[*others, *([unit] if runtime == "docker" else [])])
+
+
 MORE_PROCESSES = Fix(
     Step(shell("ulimit -u unlimited")),
     alternatives=[

@@ -19,6 +19,7 @@ from tests.support import fabrics
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import judge, only
 from tests.support.observing import observe
+from tests.support.rows import each_row
 
 CHECK = Limits()
 KIB, GIB = 1024, 1 << 30
@@ -34,6 +35,8 @@ NOTHING: dict[str, Any] = {
     "addresses": None,
     "stack": 8 << 20,
     "user_namespace": False,
+    "container": "",
+    "root": True,
     "local_ranks": 2,
 }
 
@@ -261,6 +264,28 @@ def test_root_in_a_user_namespace_is_told_that_the_limit_holds() -> None:
     assert "in a user namespace, where CAP_IPC_LOCK does not lift it" in found.message
     assert "on the host" in found.fix
     assert "IPC_LOCK" not in found.fix
+
+
+@each_row(
+    ("runtime", "root", "ways", "useless"),
+    [
+        ("kubernetes", False, ["containerd.service.d", "runAsUser: 0"], "docker"),
+        ("kubernetes", True, ["IPC_LOCK in capabilities", "containerd.service.d"], "docker"),
+        ("docker", False, ["docker run --ulimit memlock=-1", "docker.service.d"], "IPC_LOCK"),
+        ("docker", True, ["docker run --ulimit memlock=-1", "--cap-add=IPC_LOCK"], "runAsUser"),
+        ("podman", False, ["podman run --ulimit memlock=-1"], "docker"),
+    ],
+)
+def test_what_helps_in_a_container(runtime: str, root: bool, ways: list[str], useless: str) -> None:
+    made = cluster("nccl", locked=64 * KIB, rdma=["mlx5_0"], container=runtime, root=root)
+    found = only(CHECK, made, "memlock-limit-low", hosts=["nd1"])
+    assert "in a container" in found.message
+    assert ("user other than root" in found.message) != root
+    told = " | ".join([found.fix, *map(str, found.fix.alternatives)])
+    assert all(way in told for way in ways), told
+    # Nobody can raise the hard limit from inside.
+    assert "ulimit -l" not in told
+    assert useless not in told
 
 
 def test_the_fix_of_locked_memory_names_every_way() -> None:

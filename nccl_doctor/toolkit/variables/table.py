@@ -64,7 +64,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class NamedFile:
-    """How a library uses the file that a variable names.
+    """Use of the file that a variable names, by its library.
 
     Attributes:
         use: `read` or `write`; for `write` its folder has to be there.
