@@ -85,7 +85,7 @@ NO_LOCKS = SHARED.variant(
 
 
 class Cache(NamedTuple):
-    """Where a library keeps what it has compiled.
+    """Folder in which a library keeps what it has compiled.
 
     `home`: a variable for the folder of `default`, in which ~ is HOME, TMP the folder for temporary
     files, and CACHE the user's caches. `empty`: whether an empty value counts as set.
@@ -252,7 +252,7 @@ def path_of(cache: Cache, env: Mapping[str, str]) -> str:
 
 
 def _trouble(cache: Mapping[str, Any]) -> str:
-    """Why locks do not work between hosts, or empty."""
+    """The reason why locks do not work between hosts, or empty."""
     options = [each for each in cache["options"].split(",") if _WITHOUT.fullmatch(each)]
     return cache["lock"] or ", ".join(options)
 

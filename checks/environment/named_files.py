@@ -57,7 +57,7 @@ class _FileDesk(Desk):
 
 
 def look_at_files(settings: Mapping[str, Mapping[str, Any]], root: Path = Path("/")) -> list[Any]:
-    """What is known of each file that a variable names.
+    """Facts on each file that a variable names.
 
     Args:
         settings: `variables` of `gather_variables`.

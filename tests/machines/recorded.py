@@ -63,7 +63,7 @@ NOT_HERE: Mapping[str, str] = {
         "names, ports and links between hosts: the lab tests them with real sockets",
     ),
     **dict.fromkeys(
-        ("deepspeed_launch", "libraries", "temp_dir", "timeouts", "torch_import"),
+        ("compile_caches", "deepspeed_launch", "libraries", "temp_dir", "timeouts", "torch_import"),
         "the Python environment: the same on every machine",
     ),
 }
