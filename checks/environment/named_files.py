@@ -61,7 +61,7 @@ def look_at_files(settings: Mapping[str, Mapping[str, Any]], root: Path = Path("
 
     Args:
         settings: `variables` of `gather_variables`.
-        root: the folder below which default files of the host are looked for, `/` but for tests.
+        root: the folder below which the host's own files are, `/` but for tests.
 
     Returns: `name`, the variable; `path`; `use`, see `NamedFile`; `digest`, `fault` and `fatal` of
     what was read; `error` and `hung` as of `worker.ask`.
@@ -75,7 +75,8 @@ def look_at_files(settings: Mapping[str, Mapping[str, Any]], root: Path = Path("
             path = _path(row, str(settings[name]["value"]), root) if row and row.file else None
             if row is None or row.file is None or path is None:
                 continue
-            desk = _FileDesk(path, row.file.form, release)
+            opened = os.fspath(root / path[1:]) if path.startswith("/") else path
+            desk = _FileDesk(opened, row.file.form, release)
             workers[len(found)] = Worker("files", desk, 2 * _STEP_S)
             found.append({"name": name, "path": path, "use": row.file.use})
         for use in ("read", "write"):
