@@ -51,7 +51,7 @@ def file_problems(view: View) -> Iterator[Problem]:
 
 def _fix(view: View, name: str, path: str, file: NamedFile) -> Fix:
     if file.use == "read":
-        others = ["put the file there, as on the other hosts"] if path else []
+        others = ["put the file there"] if path else []
         return either(view.drop(name), *others)
     folder = path.rpartition("/")[0] or "."
     make = Step(
