@@ -138,7 +138,8 @@ class RpFilter(Check):
         for finding, addresses in _dropped(cluster, calls):
             told |= {(finding.where.hosts[0], address) for address in addresses}
             yield finding
-        silent = {c.address for c in (*calls.blocked, *calls.one_way) if c.outcome in SILENT}
+        lost = (call for call in (*calls.blocked, *calls.one_way) if call.used)
+        silent = {call.address for call in lost if call.outcome in SILENT}
         for rank, facts in cluster.facts(self.name):
             for net, entries in facts["shared"].items():
                 strict = [
@@ -190,7 +191,7 @@ def _dropped(cluster: Cluster, calls: Sorted) -> Iterator[tuple[Finding, set[str
     addresses that were called.
     """
     silent = {
-        (call.caller, call.listener, call.address): call.job
+        (call.caller, call.listener, call.address): call.job and call.used
         for call in (*calls.blocked, *calls.one_way, *calls.unroutable)
         if call.outcome in SILENT
     }

@@ -55,10 +55,10 @@ FRAME = """\
 
 
 def report_of(folder: Path, *, broken: bool) -> Path:
-    """The report of a run on two hosts; broken: the firewall of one lets in MASTER_PORT only."""
+    """The report of a run on two hosts; broken: that of node 0 lets in MASTER_PORT only."""
     with Lab(("nd0", "nd1"), folder) as lab:
         if broken:
-            faults.drop_ephemeral(lab["nd1"])
+            faults.drop_ephemeral(lab["nd0"])
         run = lab.own_doctor(*PATIENT)
         assert run.report is not None, str(run)
         assert run.report["verdict"] == ("fail" if broken else "pass"), str(run)

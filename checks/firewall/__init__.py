@@ -24,12 +24,13 @@ failed as the host had no CPU is none that failed.
 
 Why it matters
 --------------
-MASTER_PORT is only the meeting point. NCCL and gloo then connect every host to every other one, in
-both directions, on random ports that the kernel picks and on addresses that they pick themselves. A
-firewall that passes MASTER_PORT and drops the rest, an interface that the others cannot route to,
-or a path that loses large packets lets the job start and then hang for minutes or hours. A port
-scan or a metrics scraper that connects to a port of NCCL before 2.30.7 can stop its proxy thread
-for ever.
+MASTER_PORT is only the meeting point. NCCL and gloo then connect every host to every other one, on
+random ports that the kernel picks and on addresses that they pick themselves: NCCL in both
+directions, gloo from the host whose address is the greater to the other one, so that the other
+direction, if shut, is a warning to a job of gloo. A firewall that passes MASTER_PORT and drops the
+rest, an interface that the others cannot route to, or a path that loses large packets lets the job
+start and then hang for minutes or hours. A port scan or a metrics scraper that connects to a port
+of NCCL before 2.30.7 can stop its proxy thread for ever.
 
 How to fix
 ----------
@@ -124,6 +125,7 @@ from .kinds import (
     PEER_INTERCEPTED,
     PEER_NO_ROUTE,
     PEER_ONE_WAY,
+    UNUSED,
     if_reached,
     lower_mtu,
 )
@@ -209,7 +211,9 @@ class Firewall(Check):
         matrix = _Matrix(cluster)
         yield from _failed(matrix)
         yield from _unroutable(matrix)
-        yield from few_at_once(PEER_BLOCKED, matrix.calls, matrix.labels, matrix.rules)
+        yield from few_at_once(
+            PEER_BLOCKED, matrix.calls, matrix.labels, matrix.rules, matrix.ranks
+        )
         yield from judge_sample(cluster, matrix.sorted.tested)
         yield from judge_places(cluster)
         yield from judge_late(cluster, ("matrix", AGAIN))
@@ -264,6 +268,11 @@ class _Matrix:
         self.cluster = cluster
         self.backend = cluster.backend
         self.labels = host_labels(cluster)
+        self.ranks = (
+            {rank.seat: len(cluster.ranks_on(rank.host)) for rank, _ in reports}
+            if cluster.backend == "gloo"
+            else None
+        )
         self.ranges = {rank.seat: facts["port_range"] for rank, facts in reports}
         self.calls, self.sorted = latest_calls(cluster, self.again)
         self.routes = {(each.caller, each.address): each.route for each in self.calls if each.route}
@@ -326,6 +335,10 @@ def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
         message += f"({len(pairs)} of {len(found.cause.pairs)} tried)"
     if was_open({call.pair for call in calls}, matrix.again):
         message += ", which were good as the run began"
+    # Large packets are lost on connections that the other side makes, too.
+    severity = None if large or any(call.used for call in calls) else Severity.WARN
+    if severity:
+        message += UNUSED
     evidence: dict[str, Any] = {"calls": matrix.shown(calls)}
     confidence = found.confidence
     answered = kind in (PEER_INTERCEPTED, MTU_BLACKHOLE)
@@ -340,6 +353,7 @@ def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
             ),
             evidence,
             fix=fix,
+            severity=severity,
             confidence=Confidence.LIKELY,
         )
     dead = _dead_routes(matrix, calls)
@@ -372,6 +386,7 @@ def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
         ),
         evidence,
         fix=_without_routes(matrix, dead) if dead else _fix(matrix, kind, found),
+        severity=severity,
         confidence=confidence,
     )
 
@@ -443,6 +458,10 @@ def _unroutable(matrix: _Matrix) -> Iterator[Finding]:
         nccl = ("nccl" in matrix.backend) == job
         words = sorted({call.words for call in group})
         hosts, confidence = unroutable_hosts(group, matrix.calls)
+        severity = Severity.INFO
+        if job:
+            severity = Severity.FAIL if any(call.used for call in group) else Severity.WARN
+            words += [] if severity is Severity.FAIL else [UNUSED.strip("; ")]
         # Another check reports it, and that is the reason.
         reason = "rp-filter-strict" if all(map(matrix.is_filtered, group)) else None
         if is_down:
@@ -459,7 +478,7 @@ def _unroutable(matrix: _Matrix) -> Iterator[Finding]:
             ),
             {"calls": matrix.shown(group)},
             fix=Fix(use_interface(good, nccl=nccl, gloo=not nccl)),
-            severity=Severity.FAIL if job else Severity.INFO,
+            severity=severity,
             confidence=confidence,
             explained_by=reason,
         )

@@ -10,6 +10,7 @@ from nccl_doctor.api import (
     Finding,
     Fix,
     Kind,
+    Severity,
     Where,
     blame_links,
     look,
@@ -23,6 +24,8 @@ from nccl_doctor.toolkit.peers.matrix import Pair, PeerCall
 from .culprits import Suspects, how_to_open
 
 _MOST_SHOWN = 5
+_GROUPS = 2
+"""Groups that a job has at least: its world, and one more."""
 _FIX = Fix(
     look(
         shell("nft list ruleset | grep -E 'limit|ct count|meter'"),
@@ -52,6 +55,7 @@ def few_at_once(
     calls: Iterable[PeerCall],
     labels: Mapping[int, str],
     rules: Mapping[int, Mapping[str, Any]],
+    ranks: Mapping[int, int] | None = None,
 ) -> Iterator[Finding]:
     """One finding for each host or link that explains too few connections.
 
@@ -63,6 +67,8 @@ def few_at_once(
         calls: of all hosts.
         labels: seat → name of its host.
         rules: seat → facts of the host about its rules, with `hits` from `follow_pairs`.
+        ranks: seat → ranks on its host, where a job of gloo has no more connections than these
+            make; None where it may have any number.
     """
     calls = list(calls)
     made, short = _made(calls), calls_cut_short(calls)
@@ -76,12 +82,16 @@ def few_at_once(
         found = [short[pair] for pair in sorted(pairs)]
         stood, wanted = min(call.shortfall or (0, 0) for call in found)
         by = more.pop("by", "")
+        enough = all(not call.used or _is_enough(call, ranks) for call in found)
+        if enough:
+            by += "; enough for gloo with these ranks"
         return Finding(
             limited,
             f"{stood} of {wanted} connections in {LIMIT_S:g} s, begun at once, twice; one alone is "
             f"accepted ({len(found)} of {len(made)} ordered pairs){by}",
             where,
             {"calls": [call.shown(labels) for call in found[:_MOST_SHOWN]]},
+            severity=Severity.WARN if enough else None,
             **more,
         )
 
@@ -110,6 +120,12 @@ def few_at_once(
             if cause.confidence is Confidence.POSSIBLE
             else Confidence.LIKELY,
         )
+
+
+def _is_enough(call: PeerCall, ranks: Mapping[int, int] | None) -> bool:
+    """Whether a job of gloo gets by: each pair of ranks has one connection in each group."""
+    stood, _ = call.shortfall or (0, 0)
+    return ranks is not None and stood >= _GROUPS * ranks[call.caller] * ranks[call.listener]
 
 
 def _made(calls: Iterable[PeerCall]) -> dict[Pair, PeerCall]:

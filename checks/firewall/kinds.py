@@ -6,9 +6,6 @@ from nccl_doctor.api import Fix, Kind, Layer, On, Step, look, shell
 from nccl_doctor.toolkit.nccl.use_interface import CHOOSE
 from nccl_doctor.toolkit.peers.matrix import PeerCall
 
-_BOTH_WAYS = (
-    "NCCL and gloo need connections on ephemeral ports between all hosts, in both directions"
-)
 OPEN = "open all tcp between the job's hosts, at least the range net.ipv4.ip_local_port_range"
 
 INTERFACE_UNROUTABLE = Kind(
@@ -50,15 +47,16 @@ PEER_BLOCKED = Kind(
     code="peer-blocked",
     layer=Layer.PORT,
     title="Hosts cannot connect to each other on ephemeral ports",
-    why=_BOTH_WAYS + ": with a silent drop the job waits for its whole time-out, NCCL up to an "
-    "hour.",
+    why="NCCL and gloo connect all hosts on ephemeral ports: with a silent drop the job waits for "
+    "its whole time-out, NCCL up to an hour.",
     fix=OPEN,
 )
 PEER_ONE_WAY = Kind(
     code="peer-one-way",
     layer=Layer.PORT,
     title="Connections on ephemeral ports work in one direction only",
-    why=_BOTH_WAYS + ", whichever side connects.",
+    why="NCCL connects every pair of hosts in both directions, gloo from the greater address to "
+    "the smaller one only.",
     fix=OPEN,
 )
 PEER_INTERCEPTED = Kind(
@@ -70,6 +68,9 @@ PEER_INTERCEPTED = Kind(
     fix="exclude the job's traffic from the proxy (Istio: annotation sidecar.istio.io/inject: "
     '"false"), and look for redirect rules and duplicate addresses',
 )
+
+UNUSED = "; gloo connects these hosts from the other side alone, and does not need it; NCCL does"
+"""Words where every failed call is one that the job does not make."""
 
 DEAD_ROUTE = "A route of a host leads nowhere, in the way of another host"
 NO_NEIGHBOUR = {

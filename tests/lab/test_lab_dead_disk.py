@@ -39,11 +39,11 @@ def test_temporary_files_of_one_host(disk: Path, make_lab: Callable[..., Lab]) -
 def test_the_folder_that_hosts_share(disk: Path, make_lab: Callable[..., Lab]) -> None:
     """What is wrong is found all the same, and only the views are lost."""
     lab = make_lab("nd0", "nd1")
-    faults.drop_ephemeral(lab["nd1"])
+    faults.drop_ephemeral(lab["nd0"])
     run = lab.own_doctor(*PATIENT, "--output-dir", str(disk))
     disks.thaw(disk)
     check_cause(
-        run, run.report, {"peer-blocked", "peer-one-way"}, hosts=["nd1"], links=[("nd0", "nd1")]
+        run, run.report, {"peer-blocked", "peer-one-way"}, hosts=["nd0"], links=[("nd1", "nd0")]
     )
     assert run.codes == [3, 3], str(run)
     for done in run.done:

@@ -34,11 +34,24 @@ def test_the_job_follows(lab: Lab, rendezvous: str) -> None:
 
 
 def test_the_job_does_not_follow_a_failure(lab: Lab) -> None:
-    faults.drop_ephemeral(lab["nd1"])
+    faults.drop_ephemeral(lab["nd0"])
     run = lab.own_doctor(*PATIENT, nproc=1, job=JOB)
     check_clean(run, HEALTHY_S)
     check_cause(
-        run, run.report, {"peer-blocked", "peer-one-way"}, hosts=["nd1"], links=[("nd0", "nd1")]
+        run, run.report, {"peer-blocked", "peer-one-way"}, hosts=["nd0"], links=[("nd1", "nd0")]
     )
     assert said(run) == []
     assert run.codes == [1, 1]
+
+
+@pytest.mark.wide
+def test_the_job_follows_where_gloo_connects_from_the_other_side(lab: Lab) -> None:
+    faults.drop_ephemeral(lab["nd1"])
+    run = lab.own_doctor(*PATIENT, nproc=2, job=JOB)
+    check_clean(run, HEALTHY_S)
+    assert run.codes == [0, 0], str(run)
+    assert run.report is not None, str(run)
+    (root,) = run.report["root_causes"]
+    assert (root["code"], root["severity"]) == ("peer-one-way", "warn"), str(run)
+    assert (root["where"]["hosts"], root["where"]["links"]) == (["nd1"], [["nd0", "nd1"]])
+    assert len(said(run)) == 4, str(run)

@@ -144,15 +144,15 @@ def test_addresses_that_programs_would_tell(lab: Lab) -> None:
 @pytest.mark.wide
 def test_only_a_window_of_ports_is_open(lab: Lab) -> None:
     """The fix moves the ports of the job into the window, and then it works."""
-    host = lab["nd1"]
+    host = lab["nd0"]
     faults.incoming(host, "tcp dport { 1024-29499, 29501-39999, 40051-65535 } ct state new drop")
     few = ("--select", "firewall")
     run = lab.plain_doctor(*few)
     check_clean(run, PEERS_S)
     root = check_cause(
-        run, run.report, ("peer-blocked", "peer-one-way"), hosts=["nd1"], links=[("nd0", "nd1")]
+        run, run.report, ("peer-blocked", "peer-one-way"), hosts=["nd0"], links=[("nd1", "nd0")]
     )
-    said = 'on nd1: sysctl -w net.ipv4.ip_local_port_range="40000 40050" (51 ports are '
+    said = 'on nd0: sysctl -w net.ipv4.ip_local_port_range="40000 40050" (51 ports are '
     assert said in root["fix"], str(run)
     host.call("sh", "-c", "echo 40000 40050 > /proc/sys/net/ipv4/ip_local_port_range")
     run = lab.plain_doctor(*few)

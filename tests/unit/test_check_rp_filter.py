@@ -183,3 +183,14 @@ def test_one_finding_for_one_address() -> None:
     assert (first.level, second.level) == (Severity.FAIL, Severity.WARN)
     assert second.where.interfaces == ("eth0",)
     assert "no answer" not in second.message
+
+
+@pytest.mark.parametrize(("caller", "level"), [("nd0", Severity.WARN), ("nd1", Severity.FAIL)])
+def test_what_gloo_does_not_call_is_no_failure(caller: str, level: Severity) -> None:
+    called = {"nd0": "nd1", "nd1": "nd0"}[caller]
+    world = World(2, "gloo").fail([(caller, called)], DROPPED)
+    own, peer = world.address(called), world.address(caller)
+    ends = {"caller": world.seat(caller), "listener": world.seat(called)}
+    made = cluster(asked(world, called, {**way(own, peer), **ends}))
+    found = only(CHECK, made, "rp-filter-strict", hosts=[called], interfaces=["eth0"])
+    assert found.level is level

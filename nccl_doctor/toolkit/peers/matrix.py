@@ -6,6 +6,7 @@ the other host is one of the caller's own, so no call was made.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -48,7 +49,8 @@ class PeerCall(NamedTuple):  # as quick to make as can be: a large cluster has m
     nowhere, if that is why. `fixed`: hardware address and interface of an entry of the caller's
     neighbour table that somebody made, and that leads to another machine; empty if there is none.
     `carries`: bytes of the largest packets that pass, where larger ones stop, and `mtu` of the
-    caller's interface; 0 if that was not tried.
+    caller's interface; 0 if that was not tried. `used`: False where a call failed, or fewer came
+    about than wanted, that the job does not make: it connects from the other side alone.
     """
 
     caller: int
@@ -64,6 +66,7 @@ class PeerCall(NamedTuple):  # as quick to make as can be: a large cluster has m
     fixed: tuple[str, ...] = ()
     carries: int = 0
     mtu: int = 0
+    used: bool = True
 
     @property
     def pair(self) -> Pair:
@@ -203,7 +206,41 @@ def read_calls(reports: Iterable[tuple[Rank, Mapping[str, Any]]], backend: str) 
                         int(entry.get("mtu", 0)),
                     )
                 )
-    return calls
+    return _by_gloo(calls) if backend == "gloo" else calls
+
+
+def gloo_calls(own: str, other: str) -> bool | None:
+    """Whether gloo connects from one address to the other, rather than back; None where their
+    families differ or one is not known.
+
+    Of two ranks the one whose address is the greater, byte by byte, connects, with lazy connections
+    too: in gloo's transport/tcp/pair.cc (`Pair::connect`), since May 2023 (torch 2.1) in
+    transport/tcp/device.cc (`isInitiator`), and in transport/uv/device.cc.
+    """
+    try:
+        ends = [ipaddress.ip_address(end.partition("%")[0]) for end in (own, other)]
+    except ValueError:
+        return None
+    first, second = ends[0].packed, ends[1].packed
+    return first > second if len(first) == len(second) and first != second else None
+
+
+def _by_gloo(calls: Sequence[PeerCall]) -> list[PeerCall]:
+    """The calls, with `used`; an own address is the one that the others call."""
+    own: dict[tuple[int, str], str] = {}
+    for call in calls:
+        if call.job:
+            own[call.listener, call.interface] = call.address
+            own.setdefault((call.listener, ""), call.address)
+
+    def is_used(call: PeerCall) -> bool:
+        mine = own.get((call.caller, call.interface)) or own.get((call.caller, ""), "")
+        return gloo_calls(mine, call.address) is not False
+
+    return [
+        call if call.outcome == "ok" and not call.shortfall else call._replace(used=is_used(call))
+        for call in calls
+    ]
 
 
 def first_calls(cluster: Cluster) -> tuple[Sequence[PeerCall], Sorted]:
