@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-
-import pytest
 
 from tests.lab.corpus import Case, blind, load
+from tests.lab.corpus.page import bars, page
 from tests.lab.corpus.records import Records
-from tests.lab.corpus.runs import Result, Stock
+from tests.lab.corpus.runs import Result
 from tests.lab.corpus.score import Score
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def accuracy() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("accuracy", ROOT / "benchmarks" / "accuracy.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["accuracy"] = module  # its dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
+from tests.lab.corpus.stock import RUNS, Stock
 
 
 def right(case: Case, seconds: float = 2.0) -> tuple[Case, Result]:
@@ -35,23 +20,22 @@ def right(case: Case, seconds: float = 2.0) -> tuple[Case, Result]:
 
 
 def missed(
-    accuracy: ModuleType,
     faults: Sequence[object],
     healthy: Sequence[object],
     unseen: Sequence[object] = (),
 ) -> list[str]:
-    return [bar.text for bar in accuracy.bars(faults, unseen, healthy) if not bar.met]
+    return [bar.text for bar in bars(faults, unseen, healthy) if not bar.met]
 
 
-def test_the_page_holds_every_case_and_every_bar(accuracy: ModuleType) -> None:
+def test_the_page_holds_every_case_and_every_bar() -> None:
     corpus = load()
     faults = [right(case) for case in corpus.faults]
     healthy = [right(case) for case in (*corpus.healthy, *corpus.healthy)]
     unseen = [right(case) for case in blind.cases(blind.SEED, 5)]
     stock = {corpus.faults[0].id: Stock("nothing", None, "nd0 still waiting")}
-    met = accuracy.bars(faults, unseen, healthy)
+    met = bars(faults, unseen, healthy)
     fixes = {corpus.faults[0].id: "works", corpus.faults[1].id: "by hand"}
-    text = accuracy.page(faults, stock, unseen, healthy, met=met, fixes=fixes)
+    text = page(faults, stock, unseen, healthy, met=met, fixes=fixes)
     assert " | 2.0 | works | nothing (nd0 still waiting) | – |" in text
     assert all(bar.met for bar in met)
     for case in (*corpus.faults, *corpus.healthy, *(case for case, _ in unseen)):
@@ -62,33 +46,59 @@ def test_the_page_holds_every_case_and_every_bar(accuracy: ModuleType) -> None:
     assert "SkeletonHunter | 98.2%" in text
 
 
-def test_a_bar_can_be_missed(accuracy: ModuleType) -> None:
+def test_a_failure_where_the_job_runs_misses_its_bar_and_a_warning_does_not() -> None:
+    case, said = right(next(case for case in load().faults if case.id == "ephemeral-dropped-last"))
+    fails = replace(said, score=replace(said.score, fails=("peer-one-way",)))
+    runs, waits = Stock("the job runs", 4.0, RUNS), Stock("nothing", None, "nd0 still waiting")
+
+    def told(result: Result, stock: Stock) -> tuple[list[str], str]:
+        met = bars([(case, result)], [], [], stock={case.id: stock})
+        text = page([(case, result)], {case.id: stock}, [], [], met=met, fixes={})
+        row = next(line for line in text.splitlines() if line.startswith(f"| {case.title}"))
+        return [bar.seen for bar in met if not bar.met], row.split(" | ")[-1]
+
+    assert told(fails, runs) == (["1: ephemeral-dropped-last"], "**fail, runs** |")
+    assert told(fails, waits) == ([], "fail, does not run |")
+    assert told(said, runs) == ([], "warn, runs |")
+
+
+def test_what_a_screen_says_wrongly_is_shown_and_counts() -> None:
+    case, said = right(load().faults[0])
+    untrue = replace(said, score=replace(said.score, untrue=("nd1 prints x (nd1)",)))
+    (bar,) = (bar for bar in bars([(case, untrue)], [], []) if not bar.met)
+    assert bar.text.startswith("right on every host's screen")
+    text = page([(case, untrue)], {}, [], [], met=[bar], fixes={})
+    assert "; **nd1 prints x (nd1)** |" in text
+
+
+def test_a_bar_can_be_missed() -> None:
     corpus = load()
     case = next(case for case in corpus.faults if case.waits)
     quick = next(case for case in corpus.faults if not case.waits)
     odd = corpus.healthy[0]
     wrong = Result(Score((), case.expect, (), ("nd0",)), 50.0, (None,), None, (), "")
     loud = Result(Score(quick.expect, (), quick.expect, ()), 2.0, (1, 1), None, (), "")
-    assert missed(accuracy, [right(case)], [right(odd)]) == []
-    assert len(missed(accuracy, [(case, wrong)], [])) == 4
-    assert len(missed(accuracy, [right(quick, 6.5)], [])) == 1
-    assert len(missed(accuracy, [], [], [(case, wrong)])) == 3  # recall, blamed, late
-    assert len(missed(accuracy, [right(case)], [(odd, loud)])) == 1
+    assert missed([right(case)], [right(odd)]) == []
+    assert len(missed([(case, wrong)], [])) == 5
+    assert len(missed([right(quick, 6.5)], [])) == 1
+    assert len(missed([], [], [(case, wrong)])) == 3  # recall, blamed, late
+    assert len(missed([right(case)], [(odd, loud)])) == 1
 
 
-def test_fixes_that_do_not_work_miss_their_bar(accuracy: ModuleType) -> None:
+def test_fixes_that_do_not_work_miss_their_bar() -> None:
     typed = {str(number): "works" for number in range(19)} | {"x": "works, no undo"}
-    bars = [accuracy.bars([], [], [], {**typed, **more})[-1] for more in ({}, {"y": "by hand"})]
-    assert [(bar.met, bar.seen) for bar in bars] == [(True, "20 (100%)")] * 2
+    seen = [bars([], [], [], {**typed, **more})[-1] for more in ({}, {"y": "by hand"})]
+    assert [(bar.met, bar.seen) for bar in seen] == [(True, "20 (100%)")] * 2
     broken = {"y": "**still peer-blocked**", "z": "**undo: not as before**"}
-    bar = accuracy.bars([], [], [], {**typed, **broken})[-1]
+    bar = bars([], [], [], {**typed, **broken})[-1]
     assert (bar.met, bar.seen) == (False, "20 (91%)")
-    assert "printed fixes" not in accuracy.bars([], [], [], {"y": "by hand"})[-1].text
+    assert "printed fixes" not in bars([], [], [], {"y": "by hand"})[-1].text
 
 
 def test_a_result_is_kept_and_read_again(tmp_path: Path) -> None:
     case = next(case for case in load().faults if case.expect[0].links)
     _, result = right(case)
+    result = replace(result, score=replace(result.score, untrue=("a",), fails=("b", "c")))
     Records(tmp_path / "kept" / "records.jsonl").add("a 0", result)
     records = Records(tmp_path / "kept" / "records.jsonl")
     assert records.get("a 0") == result

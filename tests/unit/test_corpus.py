@@ -11,6 +11,7 @@ from nccl_doctor import registry
 from tests.lab.corpus import LAUNCHERS, Case, Cause, load
 from tests.lab.corpus.inject import STEPS, check
 from tests.lab.corpus.score import score
+from tests.lab.corpus.screens import Printed, causes_on
 
 CORPUS = load()
 
@@ -115,3 +116,71 @@ def test_healthy_means_nothing_at_all() -> None:
     healthy = Case("c", "")
     assert score(healthy, report()).is_right
     assert not score(healthy, report(("x", {}))).is_right
+
+
+SCREEN = """\
+nccl-doctor: FAIL: 2 problems on 1 of 2 hosts: Connections on ephemeral ports work in one
+direction only
+
+✗ A title that is so long that it stands on two lines of the screen, as some of them do
+  [peer-one-way]
+  where nd1, nd0 → nd1, nd2 ↔
+        nd3
+  seen  no answer [sic]
+        nd7 is not a place
+  why   whatever [x]
+  fix   # on nd0
+
+✗ Another  [host-absent]
+  where node 2
+  seen  nothing
+  where ranks 2-3 on nd4
+  seen  nothing
+
+? Nowhere  [rank-silent]
+  seen  nothing
+
+Explained by the above, gone when it is fixed
+  · port-refused (nd5): explained by host-absent
+
+Warnings
+  ! mtu-differs (nd1): 1400 on eth0
+  ! dns-slow: slow twice in a row
+
+Links between hosts
+  ✗ nd6
+Next: nccl-doctor explain peer-one-way
+"""
+
+
+def test_a_screen_is_read_as_a_person_does() -> None:
+    links = {("nd0", "nd1"), ("nd2", "nd3"), ("nd3", "nd2")}
+    assert list(causes_on(SCREEN.splitlines())) == [
+        Cause(frozenset(["peer-one-way"]), frozenset(["nd1"]), frozenset(links)),
+        Cause(frozenset(["host-absent"]), frozenset(["nd4"]), nodes=frozenset([2])),
+        Cause(frozenset(["rank-silent"])),
+        Cause(frozenset(["mtu-differs"]), frozenset(["nd1"])),
+        Cause(frozenset(["dns-slow"])),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "host", "is_so"),
+    [
+        ("x", "nd1", True),  # as injected
+        ("z", "nd1", True),  # the answer knows it, and what explains it
+        ("other", "nd1", False),
+        ("x", "nd2", False),
+    ],
+)
+def test_what_a_host_prints_may_not_contradict_the_answer(
+    code: str, host: str, is_so: bool
+) -> None:
+    answer = report(("x", {"hosts": ["nd0", "nd1"]}), ("z", {"hosts": ["nd1"]}))
+    answer["findings"][1]["explained_by"] = "x"
+    said = Printed("nd0", Cause(frozenset([code]), frozenset([host])))
+    scored = score(BOTH, answer, screens=[said])
+    assert scored.is_right
+    assert scored.fails == ("x",)
+    assert scored.is_right_everywhere is is_so
+    assert scored.untrue == (() if is_so else (f"nd0 prints {code} ({host})",))

@@ -46,6 +46,8 @@ def _plain(result: Result) -> dict[str, Any]:
         "leftovers": result.leftovers,
         "unstruck": result.unstruck,
         "blamed": score.blamed,
+        "untrue": score.untrue,
+        "fails": score.fails,
         **{
             name: [_cause_to_json(cause) for cause in getattr(score, name)]
             for name in ("reported", "missed", "wrong")
@@ -59,7 +61,10 @@ def _result(data: Mapping[str, Any]) -> Result:
         for name in ("reported", "missed", "wrong")
     }
     return Result(
-        Score(**causes, blamed=tuple(data["blamed"])),
+        Score(
+            **causes,
+            **{name: tuple(data.get(name, ())) for name in ("blamed", "untrue", "fails")},
+        ),
         data["seconds"],
         tuple(data["codes"]),
         None,

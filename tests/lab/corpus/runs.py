@@ -1,9 +1,8 @@
-"""Run one case: with the doctor's own launcher, and with plain torchrun beside it."""
+"""Run one case with the doctor."""
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,24 +12,11 @@ from typing import Any, NamedTuple
 from tests.lab.corpus import Case
 from tests.lab.corpus.inject import Scene, prepare
 from tests.lab.corpus.score import Score, score
+from tests.lab.corpus.screens import printed
+from tests.lab.corpus.stock import JOB
 from tests.lab.lab import TOTAL_S, Lab
-from tests.lab.processes import Process
 from tests.lab.run import Run
 from tests.lab.slurm import Slurm
-
-STOCK_CAP_S = 60.0
-_SCRIPT = """
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("gloo")
-for count in (1, 1 << 20):
-    values = torch.ones(count)
-    dist.all_reduce(values)
-    assert values[-1].item() == dist.get_world_size()
-print("all-reduce ok", flush=True)
-dist.destroy_process_group()
-"""
 
 
 @dataclass(frozen=True)
@@ -51,18 +37,6 @@ class Result:
     unstruck: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Stock:
-    """What plain torchrun with an all-reduce said: its first telling line and when it came.
-
-    `ended` is the exit codes in words, where all hosts were done within the cap.
-    """
-
-    words: str
-    seconds: float | None
-    ended: str
-
-
 def run(case: Case, join_s: float, *, fresh: bool = False) -> Result:
     """Examine one case in a lab of its own; `fresh`: as a user would start it, for its time."""
     with Lab(case.names, clocks=case.clocks) as lab:
@@ -76,7 +50,7 @@ def run(case: Case, join_s: float, *, fresh: bool = False) -> Result:
         if lab.frozen:
             left = []  # they are stopped, and hold what they had
         return Result(
-            score(case.without(unstruck), answer, others),
+            score(case.without(unstruck), answer, others, printed(done)),
             max(each.seconds for each in ended),
             tuple(each.code for each in ended),
             answer,
@@ -129,7 +103,7 @@ def _start(case: Case, scene: Scene, slurm: Slurm | None, options: Sequence[str]
         return lab.torchrun_doctor(*options, **more)
     if case.launcher == "c10d":
         job = lab.new_folder() / "job.py"
-        job.write_text(_SCRIPT)
+        job.write_text(JOB)
         more |= {"job": [str(job)], "rendezvous": "c10d"}
     return lab.own_doctor(*options, **more)
 
@@ -156,53 +130,3 @@ def _answer(
         check=False,
     )
     return json.loads(merged.stdout), others
-
-
-def run_stock(case: Case, cap_s: float = STOCK_CAP_S) -> Stock:
-    """Run plain torchrun with an all-reduce on the same case in a fresh lab, as a user would."""
-    with Lab(case.names, clocks=case.clocks) as lab:
-        lab.fresh = True
-        scene = prepare(case, lab)
-        folder = lab.new_folder()
-        script = folder / "job.py"
-        script.write_text(_SCRIPT)
-        processes = lab.torchrun(
-            [str(script)],
-            nproc=case.nproc,
-            hosts=scene.started,
-            per_host=scene.flags,
-            per_host_env=scene.env,
-            wrap=scene.wrap,
-            late_s=scene.late_s,
-            folder=folder,
-        )
-        in_time = lab.wait(processes, cap_s)
-        words, seconds = _telling(processes, cap_s)
-        codes = [process.returncode for process in processes]
-        if in_time and not any(codes):
-            return Stock("the job runs", max(p.seconds or 0.0 for p in processes), "exit 0")
-        running = [p.host.name for p in processes if p.returncode is None]
-        ended = f"{', '.join(running)} still waiting" if running else f"exit {codes}"
-        return Stock(words, seconds, ended)
-
-
-_TELLING = re.compile(r"Error\b|error:|timed out|Exception|cannot|unable|failed", re.IGNORECASE)
-_NOISE = re.compile(r"Traceback|File \"|hostname of the client socket|ProcessGroup.*warn")
-
-_PREFIX = re.compile(r"^.*?(?=[A-Z][A-Za-z]+Error|The |Gloo |\[c10d\])")
-
-
-def _telling(processes: Sequence[Process], cap_s: float) -> tuple[str, float | None]:
-    """The first line of all hosts that says that something is wrong, before any was killed."""
-    lines = [
-        (line.seconds, process.host.name, line.text.strip())
-        for process in processes
-        for line in process.lines
-        if _TELLING.search(line.text) and not _NOISE.search(line.text)
-        if line.seconds < cap_s - 0.5
-    ]
-    if not lines:
-        return "nothing", None
-    seconds, host, text = min(lines)
-    text = _PREFIX.sub("", text, count=1)[:160]  # it matches again behind an empty match
-    return f"{host}: {text}", seconds

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.lab.corpus import Case, Cause
+from tests.lab.corpus.screens import Printed
 
 Report = Mapping[str, Any]
 
@@ -17,21 +18,34 @@ class Score:
 
     `reported` are the findings above info that nothing explains. `missed` are injected causes that
     have a place named by none of them; `wrong` are those with a place that was not injected;
-    `blamed` are healthy hosts that some report of the run blames.
+    `blamed` are healthy hosts that some report of the run blames. `untrue` says what stands on the
+    screen of a host and contradicts the answer; `fails` are the codes of the reported failures.
     """
 
     reported: tuple[Cause, ...]
     missed: tuple[Cause, ...]
     wrong: tuple[Cause, ...]
     blamed: tuple[str, ...]
+    untrue: tuple[str, ...] = ()
+    fails: tuple[str, ...] = ()
 
     @property
     def is_right(self) -> bool:
         """Every cause at its place, and nothing else."""
         return not (self.missed or self.wrong or self.blamed)
 
+    @property
+    def is_right_everywhere(self) -> bool:
+        """And no screen of a host says anything else."""
+        return self.is_right and not self.untrue
 
-def score(case: Case, answer: Report | None, others: Sequence[Report] = ()) -> Score:
+
+def score(
+    case: Case,
+    answer: Report | None,
+    others: Sequence[Report] = (),
+    screens: Sequence[Printed] = (),
+) -> Score:
     """Compare the answer of a run with what was injected.
 
     Args:
@@ -40,6 +54,7 @@ def score(case: Case, answer: Report | None, others: Sequence[Report] = ()) -> S
             own views of those that did not. None where there was none.
         others: every other report that the run left: none of them may blame a host either that
             nothing was done to.
+        screens: what each host printed.
     """
     found = causes_of(answer)
     missed = [cause for cause in case.expect if not _all_named(cause, found)]
@@ -49,7 +64,20 @@ def score(case: Case, answer: Report | None, others: Sequence[Report] = ()) -> S
     for report in others:
         # One host alone cannot tell the ends of a link apart, nor that all have the same mistake.
         blamed |= {host for one in causes_of(report) for host in one.hosts} - case.touched
-    return Score(found, tuple(missed), tuple(wrong), tuple(sorted(blamed)))
+    untrue = {str(each) for each in screens if _contradicts(each.cause, case, answer)}
+    return Score(
+        *(found, tuple(missed), tuple(wrong), tuple(sorted(blamed)), tuple(sorted(untrue))),
+        fails=tuple(sorted({one["code"] for one in _loud(answer) if one["severity"] == "fail"})),
+    )
+
+
+def _contradicts(said: Cause, case: Case, answer: Report | None) -> bool:
+    """Whether what a host prints is neither injected nor in the answer, be it explained there, or
+    names a host that nothing was done to. One host alone may know less, and no more.
+    """
+    known = {code for cause in case.expect for code in cause.codes}
+    known |= {finding["code"] for finding in (answer or {}).get("findings", ())}
+    return not said.codes <= known or not said.hosts <= case.touched
 
 
 def causes_of(report: Report | None) -> tuple[Cause, ...]:
@@ -58,9 +86,7 @@ def causes_of(report: Report | None) -> tuple[Cause, ...]:
     Root causes, and, beside a failure, warnings: a second fault may be no more than one.
     """
     found = []
-    for finding in (report or {}).get("findings", ()):
-        if finding["severity"] == "info" or finding["explained_by"] is not None:
-            continue
+    for finding in _loud(report):
         where = finding["where"]
         cause = Cause(
             codes=frozenset([finding["code"]]),
@@ -71,6 +97,11 @@ def causes_of(report: Report | None) -> tuple[Cause, ...]:
         if cause not in found:
             found.append(cause)
     return tuple(found)
+
+
+def _loud(report: Report | None) -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = (report or {}).get("findings", [])
+    return [each for each in found if each["severity"] != "info" and not each["explained_by"]]
 
 
 def _all_named(cause: Cause, others: Iterable[Cause]) -> bool:

@@ -49,7 +49,7 @@ def type_fixes(case: Case, join_s: float) -> Typed | None:
     Returns: None where a cause has no fix that can be typed.
     """
     with Lab(case.names, clocks=case.clocks) as lab:
-        slurm = Slurm(lab) if case.launcher == "srun" else None
+        slurm = _slurm(case, lab)
         scene = prepare(case, lab)
         answer = examine(case, scene, join_s, slurm).answer
         roots = [each for each in _loud(answer) if each["explained_by"] is None]
@@ -66,6 +66,42 @@ def type_fixes(case: Case, join_s: float) -> Typed | None:
         tuple(_type(scene, steps[::-1], "undo"))
         broken = examine(case, scene, join_s, slurm)
         return Typed(screen, lines, left, score(case, broken.answer, broken.others))
+
+
+def mistyped(case: Case, join_s: float) -> list[str]:
+    """Fixes that a host prints which did not come in, and that do not repair, each in words.
+
+    Of one cause alone: where there are two, each host may print the fix of its own. Each is typed
+    in a cluster of its own, unless the answer of all hosts together has the same one.
+    """
+    if len(case.expect) != 1:
+        return []
+    with Lab(case.names, clocks=case.clocks) as lab:
+        found = examine(case, prepare(case, lab), join_s, _slurm(case, lab))
+    known = [each["fix_steps"] for each in _loud(found.answer)]
+    wrong = []
+    for node, report in found.done.partial.items():
+        roots = [each for each in _loud(report) if each["explained_by"] is None]
+        cures = [_cure(each["fix_steps"]) for each in roots if each["fix_steps"] not in known]
+        for cure in filter(None, cures):
+            known.append(cure)
+            if left := _left_after(case, join_s, cure):
+                typed = "; ".join(_lines(cure))
+                wrong.append(f"node {node} prints {typed}: still {', '.join(sorted(left))}")
+    return wrong
+
+
+def _left_after(case: Case, join_s: float, cure: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Codes above info, or `no report`, after these steps were typed in a fresh cluster."""
+    with Lab(case.names, clocks=case.clocks) as lab:
+        scene = prepare(case, lab)
+        tuple(_type(scene, cure, "command"))
+        again = examine(case, scene, join_s, _slurm(case, lab)).answer
+    return {each["code"] for each in _loud(again)} if again else {"no report"}
+
+
+def _slurm(case: Case, lab: Lab) -> Slurm | None:
+    return Slurm(lab) if case.launcher == "srun" else None
 
 
 def _loud(answer: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
