@@ -25,11 +25,14 @@ name the same address on every host.
 When it is wrong
 ----------------
 Behind address translation, a floating address or a service name, no host has the address; if all
-hosts signed in through it this is only a note. A name that appears later is reported as missing
-only if check `port`, which retries until `--join-timeout`, was deselected. One slow look-up is not
-reported: only one that is slow again when repeated. Where nobody sets MASTER_ADDR, nccl-doctor
-derives one from the variables of srun or mpirun: what is wrong with that is a warning, and a run
-whose ranks did not meet there is unknown, not failed (`master-not-set`).
+hosts signed in through it this is only a note. Of several addresses of a name torch tries one after
+the other: one that is no host of the job is a note, a warning where it comes first, and a failure
+where another program answers there, or nobody says no for longer than the job waits. A name that
+appears later is reported as missing only if check `port`, which retries until `--join-timeout`, was
+deselected. One slow look-up is not reported: only one that is slow again when repeated. Where
+nobody sets MASTER_ADDR, nccl-doctor derives one from the variables of srun or mpirun: what is wrong
+with that is a warning, and a run whose ranks did not meet there is unknown, not failed
+(`master-not-set`).
 
 References
 ----------
@@ -158,9 +161,9 @@ class MasterAddr(Check):
             yield finding if finding.code == DNS_SLOW.code else finding.replaced(excused_by=excuse)
 
     def _found(self, cluster: Cluster) -> Iterator[Finding]:
-        late = {r.seat: f["knock"]["name"] for r, f in cluster.facts("port") if _has_name(f)}
+        ports = {r.seat: f for r, f in cluster.facts("port") if _has_name(f)}
         views = [
-            View(cluster, rank, facts, late.get(rank.seat))
+            View(cluster, rank, facts, ports.get(rank.seat))
             for rank, facts in cluster.facts(self.name)
         ]
         own = {rank.seat: facts["own"] for rank, facts in cluster.facts("own_name")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.containers import alike, network_for
 from nccl_doctor.toolkit.hosts import WHO, everybody_came_in, is_namesake, who_has_what
+from nccl_doctor.toolkit.net.dial import SILENCE_S
 from nccl_doctor.toolkit.net.interfaces import is_loopback
 from nccl_doctor.toolkit.net.names import LookUp
 from nccl_doctor.toolkit.relaunch import start_with
@@ -91,7 +92,8 @@ _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-l
 class View:
     """The facts of one host, and what the rules need to know of it.
 
-    `late` is the look-up of check `port`, which retries for as long as hosts may join.
+    `port` has the facts of check `port`, which looks the name up and calls for as long as hosts may
+    join.
     """
 
     def __init__(
@@ -99,13 +101,16 @@ class View:
         cluster: Cluster,
         rank: Rank,
         facts: Mapping[str, Any],
-        late: Mapping[str, Any] | None,
+        port: Mapping[str, Any] | None,
     ) -> None:
         self.rank, self.host, self.facts = rank, rank.host, facts
         self.name = str(facts["master_addr"])
         self.found = LookUp.from_json(facts["master"])
         self.answers = self.found.answers
         self.came_s: float | None = None
+        self.road: Mapping[str, Any] = (port or {}).get("knock", {})
+        self.limit_s = (port or {}).get("store_timeout_s")
+        late = self.road.get("name")
         if late and late["answers"] and not self.answers:
             self.answers, self.came_s = tuple(late["answers"]), late["came_s"]
         self.is_digits = self.name.isdecimal()
@@ -128,6 +133,21 @@ class View:
     def owns(self, address: str) -> bool:
         """Whether an address leads to this host."""
         return address in self.host.addresses or is_loopback(address)
+
+    def is_kept_at(self, addresses: Collection[str]) -> bool:
+        """Whether torch does not go on from one of these: another program answers there, or nobody
+        says no for longer than the job waits.
+        """
+        last = self.road.get("last") or {}
+        if last.get("answer") and last["address"] in addresses:
+            return True
+        silent = [
+            at
+            for at, became in self.road.get("passed", ())
+            if became == "dropped"
+            if at in addresses
+        ]
+        return self.limit_s is not None and self.limit_s < SILENCE_S * len(silent)
 
     def is_elsewhere(self) -> bool:
         """Whether this host certainly is not rank 0's, by its own launch record."""
@@ -343,7 +363,8 @@ def differing(views: Sequence[View]) -> Iterator[Finding]:
     master = host_of_rank_0(views)
     usual: tuple[str, ...] | None
     if master and any(map(master.owns, master.answers)):
-        usual = tuple(a for a in (*master.answers, *master.host.addresses) if not is_loopback(a))
+        known_at = (*master.answers, *master.host.addresses)
+        usual = tuple(a for a in known_at if master.owns(a) and not is_loopback(a))
         odd = tuple(view for view in asked if not all(map(master.owns, used[view])))
     else:
         result = odd_ones_out(asked)
@@ -351,20 +372,27 @@ def differing(views: Sequence[View]) -> Iterator[Finding]:
     who = who_has_what((view.host.label, ", ".join(answers)) for view, answers in asked.items())
     sure = Confidence.CERTAIN if master else Confidence.LIKELY if usual else Confidence.POSSIBLE
     for view in odd:
-        partly = bool(set(view.answers) & set(usual or ()))
         known, fix = "there is no majority", ""
         if usual:
             known = f"rank 0 is at {usual[0]}"
             steps = start_with([view.rank], "master_addr", usual[0], On.HERE)
             other = f"correct {view.name} in /etc/hosts or the name server"
             fix = Fix(*steps, alternatives=[Fix(text=other)])
+        severity = Severity.INFO if view.got_in else None
+        right = [a for a in used[view] if a in (usual or ())]
+        if right:  # torch tries one after the other
+            before = used[view][: used[view].index(right[0])]
+            severity = Severity.INFO
+            if before:
+                severity = Severity.FAIL if view.is_kept_at(before) else Severity.WARN
+                known += f"; torch tries {before[0]} first"
         yield Finding(
             ADDR_DIFFERS,
             f"{view.shown}; {known}",
             view.where,
             {WHO: who},
             fix=fix,
-            severity=(Severity.WARN if partly else Severity.INFO) if view.got_in else None,
+            severity=severity,
             confidence=sure,
         )
 

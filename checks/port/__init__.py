@@ -74,6 +74,7 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.c10d import read_timeout, rendezvous_of
 from nccl_doctor.toolkit.firewall.portrules import explains_knock, fits, how_to_let_pass, stopped_by
 from nccl_doctor.toolkit.hosts import excuse_of
+from nccl_doctor.toolkit.net.dial import SILENCE_S
 from nccl_doctor.toolkit.net.ports import (
     PortHolder,
     ephemeral_range,
@@ -106,8 +107,6 @@ MARGIN_S = 1.0
 _CHOOSERS = ("torchrun", "accelerate", "ray")
 """Launchers that look for a free port on rank 0's host themselves, where they serve none: nobody
 could have chosen a better one."""
-SILENCE_S = 130.0
-"""Until the kernel gives an attempt up: 127 s with net.ipv4.tcp_syn_retries=6, 131 s since 6.5."""
 
 
 class _Always(TypedDict):
@@ -223,7 +222,9 @@ class Port(Check):
                 yield finding.replaced(excused_by=excuses[1])
         for rank, facts in cluster.facts(self.name):
             if "knock" in facts and (facts["knock"]["last"] or {}).get("answer") == "store":
-                yield from _hidden(_Seen(rank, facts, _far_end(cluster, rank, facts)), facts)
+                for finding in _hidden(_Seen(rank, facts, _far_end(cluster, rank, facts)), facts):
+                    theirs_too = master and {*_silent(facts)} <= {*master.addresses}
+                    yield finding.replaced(explained_by=None if theirs_too else "addr-differs")
                 continue
             # Rank 0 reaches the store that it serves even where MASTER_ADDR is another machine.
             left_out = facts["server"] == "self" or not rank.host.joined
@@ -320,9 +321,13 @@ def _road(seen: _Seen, facts: Mapping[str, Any]) -> Iterator[Finding]:
     yield finding
 
 
+def _silent(facts: Mapping[str, Any]) -> list[str]:
+    return [address for address, became in facts["knock"]["passed"] if became == "dropped"]
+
+
 def _hidden(seen: _Seen, facts: Mapping[str, Any]) -> Iterator[Finding]:
     """Finding on an address that drops calls, tried before one that answers."""
-    stuck = [address for address, became in seen.tries["passed"] if became == "dropped"]
+    stuck = _silent(facts)
     if not stuck:
         return
     limit_s = facts.get("store_timeout_s")

@@ -14,6 +14,7 @@ from nccl_doctor.toolkit.net.names import LookUp
 from tests.support.clusters import change_rank, make_cluster, outcome, shut_out, with_round
 from tests.support.findings import judge
 from tests.support.fixes import in_full
+from tests.support.rows import each_row
 
 CHECK = MasterAddr()
 NAMES = ("nd0", "nd1", "nd2")
@@ -247,8 +248,60 @@ def test_a_translated_address_by_which_a_host_did_come_in_is_only_mentioned():
     by_host = {"nd0": facts("nd0"), "nd1": facts("nd1", "203.0.113.7")}
     found = only(cluster_of(by_host))
     assert (place(found), found.level) == (("addr-differs", ("nd1",)), Severity.INFO)
-    by_host = {"nd0": facts("nd0"), "nd1": facts("nd1", "203.0.113.7", ND0)}
-    assert only(cluster_of(by_host)).level is Severity.WARN
+
+
+GONE = "192.168.77.99"
+"""An address that no host of the job has."""
+SILENT = {"passed": [[GONE, "dropped"]]}
+PASSED = {"answer": "store", "outcome": "connected", "address": ND0}
+
+
+def knocked(cluster: Cluster, host: str, **last: Any) -> Cluster:
+    """The same hosts, and how the last attempt of check port ended on one of them."""
+    name = {"answers": [], "error": "", "came_s": None}
+    passed, limit_s = last.pop("passed", []), last.pop("limit_s", None)
+    road = {"knock": {"name": name, "last": last, "passed": passed}, "store_timeout_s": limit_s}
+    return with_round(cluster, "port", ALONE, {host: road})
+
+
+@each_row(
+    "answers, last, level",
+    [
+        # torch tries one after the other, and the first one is right
+        ((ND0, GONE), PASSED, Severity.INFO),
+        ((ND0, GONE), {**PASSED, "answer": "", "outcome": "refused"}, Severity.INFO),
+        ((GONE, ND0), PASSED, Severity.WARN),
+        ((GONE, ND0), {**PASSED, "answer": "", "outcome": "refused"}, Severity.WARN),
+        ((GONE, ND0), {**PASSED, "answer": "", "outcome": "dropped"}, Severity.WARN),
+        ((GONE, ND0), {"answer": "", "outcome": "no-neighbour", "address": GONE}, Severity.WARN),
+        # a store, or another program, has the calls there
+        ((GONE, ND0), {**PASSED, "address": GONE}, Severity.FAIL),
+        ((GONE, ND0), {"answer": "other", "outcome": "connected", "address": GONE}, Severity.FAIL),
+        # or nobody says no, and the job waits for longer, or not
+        ((GONE, ND0), {**PASSED, **SILENT}, Severity.WARN),
+        ((GONE, ND0), {**PASSED, **SILENT, "limit_s": 600.0}, Severity.WARN),
+        ((GONE, ND0), {**PASSED, **SILENT, "limit_s": 60.0}, Severity.FAIL),
+        ((GONE, ND0), {**PASSED, "passed": [[GONE, "refused"]], "limit_s": 60.0}, Severity.WARN),
+        ((GONE,), {"answer": "", "outcome": "no-neighbour", "address": GONE}, Severity.FAIL),
+    ],
+)
+def test_a_name_with_several_addresses_of_which_one_is_no_host_of_the_job(
+    answers: tuple[str, ...], last: dict[str, Any], level: Severity
+) -> None:
+    for host in ("nd0", "nd1") if len(answers) > 1 else ("nd1",):
+        seen = {"nd0": facts("nd0"), "nd1": facts("nd1"), host: facts(host, *answers)}
+        made = knocked(cluster_of(seen), host, **last)
+        found = only(shut_out(made, "nd1") if level is Severity.FAIL else made)
+        assert (place(found), found.level) == (("addr-differs", (host,)), level)
+        assert f"rank 0 is at {ND0}" in found.message
+        assert ("torch tries 192.168.77.99 first" in found.message) is (answers == (GONE, ND0))
+        assert f"--master-addr {ND0}" in found.fix
+
+
+def test_on_every_host_in_its_own_order() -> None:
+    made = cluster_of({"nd0": facts("nd0", ND0, GONE), "nd1": facts("nd1", GONE, ND0)})
+    levels = {found.where.hosts: found.level for found in judged(made)}
+    assert levels == {("nd0",): Severity.INFO, ("nd1",): Severity.WARN}
 
 
 def test_the_master_address_belongs_to_another_host_of_the_job():

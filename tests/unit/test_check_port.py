@@ -233,6 +233,18 @@ def test_a_silent_address_before_one_that_answers_is_a_late_start(
     assert words in found.message
 
 
+@pytest.mark.parametrize("owned", [True, False])
+def test_a_silent_address_that_is_none_of_rank_0s_is_the_names_fault(owned: bool):
+    hosts = {"nd0": facts(server="self"), "nd1": behind_a_silent_address()}
+    cluster = make_cluster(tuple(hosts), check="port", by_host=hosts)
+    for seat in (0, 1) if owned else ():
+        host = cluster.hosts[0]
+        host = replace(host, addresses=(*host.addresses, "192.168.77.3"))
+        cluster = change_rank(cluster, seat, host=host)
+    (found,) = judge(CHECK, cluster)
+    assert found.explained_by == (None if owned else "addr-differs")
+
+
 @pytest.mark.parametrize("became", ["refused", "unreachable", "no-neighbour", "rejected"])
 def test_an_address_that_answers_no_at_once_delays_nothing(became: str):
     seen = behind_a_silent_address()

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 from .icmp import Icmp, ask_for_message, message
 
+SILENCE_S = 130.0
+"""Until the kernel gives an attempt up: 127 s with net.ipv4.tcp_syn_retries=6, 131 s since 6.5."""
 _ARP_SECONDS = 0.8
 """EHOSTUNREACH earlier than this came by an ICMP message; the kernel's own neighbour look-up fails
 only after about three seconds (three ARP requests, net.ipv4.neigh.*.retrans_time_ms = 1000)."""
