@@ -102,7 +102,7 @@ from nccl_doctor.toolkit.peers.schedule import (
 )
 
 from .kinds import HOST_LATE, HOST_SLOW, LATENCY_HIGH, LINK_SLOW
-from .left_out import lossy_links, shut_links
+from .left_out import from_open_side, lossy_links, shut_links
 from .path_mtu import PATH_MTU_LOW, judge_paths
 from .second_try import measured_again, reports_again, rounds_held, turns
 from .slowness import (
@@ -167,14 +167,14 @@ class Links(Check):
         if not seats:
             return ()
         schedule = plan_schedule(cluster, seats, _ALL_PAIRS)
-        every = schedule.slots
+        every = from_open_side(cluster, schedule.slots)
         lossy, shut = lossy_links(cluster), shut_links(cluster, every)
         held = leave_out(lossy | shut, every)
         given: dict[str, Any] = {"nccl": other_answers(cluster)}
         params = {**given, **schedule.to_params()}
         if every and not held and not shut:
             raise Skip("every link loses packets: its speed would be that of the losses")
-        if held != every and held:  # what shuts all of them blocks the round
+        if held != schedule.slots and held:  # what shuts all of them blocks the round
             met = {seat for slot in held for meeting in slot for seat in meeting}
             seats = tuple(seat for seat in seats if seat in met)
             params["slots"] = held
@@ -184,7 +184,7 @@ class Links(Check):
         meetings = try_again(measured, suspects(cluster, self.name, _FIRST))
         for name, turn in turns(cluster, self.name, meetings, len(seats)):
             again = tuple(sorted({seat for meeting in turn for seat in meeting}))
-            held = in_slots(turn)
+            held = from_open_side(cluster, in_slots(turn))
             deadline = _LISTEN_S + _PACE_AGAIN.limit_s * (1 + len(held))
             params = {**given, "slots": held}
             rounds.append(Round(name, (again,), deadline, params, may_shrink=True, pairs=turn))

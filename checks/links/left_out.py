@@ -1,4 +1,4 @@
-"""Links whose speed is not measured: they lose packets, or calls on them fail. Pure."""
+"""Links whose speed is not measured, or from one side: they lose packets, or calls fail. Pure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ def lossy_links(cluster: Cluster) -> set[frozenset[int]]:
 
 
 def shut_links(cluster: Cluster, slots: Slots) -> set[frozenset[int]]:
-    """Those of these meetings for which the calls of check `firewall` failed, one way or both."""
-    calls = [call for call in _latest_calls(cluster) if call.job]
+    """Those of these meetings for which the calls of check `firewall` failed, one way or both; not
+    those that failed only in a direction in which the job does not connect.
+    """
+    calls = [call for call in _latest_calls(cluster) if call.job and call.used]
     if all(call.outcome == "ok" for call in calls):
         return set()
     worked: dict[tuple[int, int], bool] = {}
@@ -33,6 +35,16 @@ def shut_links(cluster: Cluster, slots: Slots) -> set[frozenset[int]]:
         for each in meetings
         if not (worked.get(each, True) and worked.get(each[::-1], True))
     }
+
+
+def from_open_side(cluster: Cluster, slots: Slots) -> Slots:
+    """The same meetings; the one whose call would fail, in a direction that the job does not take,
+    is called instead.
+    """
+    calls = (call for call in _latest_calls(cluster) if call.job and not call.used)
+    failed = {call.pair for call in calls if call.outcome != "ok"}
+    turned = [[each[::-1] if each in failed else each for each in slot] for slot in slots]
+    return turned if failed else slots
 
 
 def _latest_calls(cluster: Cluster) -> Sequence[PeerCall]:

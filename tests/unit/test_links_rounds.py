@@ -60,9 +60,9 @@ def test_nobody_has_two_partners_at_once_when_trying_again() -> None:
     )
 
 
-def called(count: int, failing: Iterable[tuple[str, str]]) -> Cluster:
+def called(count: int, failing: Iterable[tuple[str, str]], backend: str = "nccl") -> Cluster:
     """Hosts that called each other in check `firewall`, of which some had no answer."""
-    return Calls(count, "gloo").fail(failing, DROPPED).cluster()
+    return Calls(count, backend).fail(failing, DROPPED).cluster()
 
 
 def test_a_shut_link_does_not_keep_the_others_from_being_measured() -> None:
@@ -84,6 +84,20 @@ def test_where_every_link_is_shut_the_round_needs_them_all() -> None:
     (first,) = rounds_of(called(2, [("nd0", "nd1")]))
     assert (first.groups, first.pairs) == (((0, 2),), None)
     assert "slots" not in first.params
+
+
+def test_gloo_is_measured_from_the_side_that_it_connects_from() -> None:
+    """The greater address calls, so that the job runs, and so does the measurement."""
+    (first,) = rounds_of(called(2, [("nd0", "nd1")], "gloo"))
+    assert (first.groups, first.params["slots"]) == (((0, 2),), [[(2, 0)]])
+    (first,) = rounds_of(called(3, [("nd0", "nd2"), ("nd1", "nd2")], "gloo"))
+    meetings = {meeting for slot in first.params["slots"] for meeting in slot}
+    assert {(4, 0), (4, 2)} < meetings
+    assert len(meetings) == 3
+    (first,) = rounds_of(called(3, [("nd2", "nd0"), ("nd0", "nd1")], "gloo"))
+    meetings = {meeting for slot in first.params["slots"] for meeting in slot}
+    assert (2, 0) in meetings
+    assert frozenset((0, 4)) not in {frozenset(meeting) for meeting in meetings}
 
 
 def test_without_calls_all_are_measured() -> None:

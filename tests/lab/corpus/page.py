@@ -296,6 +296,8 @@ def _calibrated(result: Result, stock: Stock | None) -> str:
     if stock is None:
         return ""
     level = "fail" if result.score.fails else "warn" if result.score.reported else "pass"
+    if level != "fail" and any(result.codes):
+        level = "unknown"
     if not stock.runs:
         return f"{level}, does not run"
     return f"**{level}, runs**" if level == "fail" else f"{level}, runs"
