@@ -12,6 +12,7 @@ from tests.lab.corpus import LAUNCHERS, Case, Cause, load
 from tests.lab.corpus.inject import STEPS, check
 from tests.lab.corpus.score import score
 from tests.lab.corpus.screens import Printed, causes_on
+from tests.lab.corpus.typed import cure_of
 
 CORPUS = load()
 
@@ -184,3 +185,17 @@ def test_what_a_host_prints_may_not_contradict_the_answer(
     assert scored.fails == ("x",)
     assert scored.is_right_everywhere is is_so
     assert scored.untrue == (() if is_so else (f"nd0 prints {code} ({host})",))
+
+
+@pytest.mark.parametrize(
+    ("line", "can"),
+    [
+        ("ip link set dev eth0 up", True),
+        ("# --master-addr 192.168.77.1", True),
+        ("# --master-addr ADDRESS", False),
+        ("# export MASTER_ADDR=192.168.77.1", False),
+    ],
+)
+def test_a_fix_with_a_blank_cannot_be_typed(line: str, can: bool) -> None:
+    step = {"command": line, "shows": ""}
+    assert cure_of([step]) == ([step] if can else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from tests.lab.slurm import Slurm
 CALL_S = 20.0
 _SETS, _UNSETS, _LIMITS = "export", "unset", "ulimit"
 _OPTION = "# --"
+_BLANK = re.compile(r"(?:^|[ =])[A-Z]{3,}(?: |$)")
+"""A value that the reader has to know: `--master-addr ADDRESS`."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def type_fixes(case: Case, join_s: float) -> Typed | None:
         scene = prepare(case, lab)
         answer = examine(case, scene, join_s, slurm).answer
         roots = [each for each in _loud(answer) if each["explained_by"] is None]
-        cures = [_cure(each["fix_steps"]) for each in roots]
+        cures = [cure_of(each["fix_steps"]) for each in roots]
         if not answer or not cures or not all(cures):
             return None
         steps = [step for cure in cures for step in cure]
@@ -82,7 +85,7 @@ def mistyped(case: Case, join_s: float) -> list[str]:
     wrong = []
     for node, report in found.done.partial.items():
         roots = [each for each in _loud(report) if each["explained_by"] is None]
-        cures = [_cure(each["fix_steps"]) for each in roots if each["fix_steps"] not in known]
+        cures = [cure_of(each["fix_steps"]) for each in roots if each["fix_steps"] not in known]
         for cure in filter(None, cures):
             known.append(cure)
             if left := _left_after(case, join_s, cure):
@@ -108,10 +111,13 @@ def _loud(answer: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     return [each for each in (answer or {}).get("findings", ()) if each["severity"] != "info"]
 
 
-def _cure(steps: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def cure_of(steps: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The steps that change something; none where one of them lacks a value."""
     acting = [step for step in steps if not step["shows"]]
-    known = (not line.startswith("#") or line.startswith(_OPTION) for line in _lines(acting))
+    known = (
+        not line.startswith("#") or (line.startswith(_OPTION) and not _BLANK.search(line))
+        for line in _lines(acting)
+    )
     return acting if all(known) else []
 
 
