@@ -231,7 +231,11 @@ class Endpoints:
             fix=rule.fix
             or f"on {self._labels[owner]}: open tcp port {failed[min(failed)]['port']} for the "
             "hosts of the job, in its firewall, security group and ACLs",
-            confidence=Confidence.CERTAIN if rule.seats else Confidence.LIKELY,
+            confidence=Confidence.CERTAIN
+            if rule.seats
+            else Confidence.LIKELY
+            if nobody or self._are_read(endpoint, failed)
+            else Confidence.POSSIBLE,
         )
 
     def _rule(self, endpoint: str, failed: Mapping[int, Facts], owner: int | None) -> _Rule:
@@ -248,6 +252,11 @@ class Endpoints:
                     how_to_let_pass(rules, hit, self._labels[seat]),
                 )
         return _Rule()
+
+    def _are_read(self, endpoint: str, failed: Mapping[int, Facts]) -> bool:
+        """Whether the rules of the callers are known: else it may be they that drop the answers."""
+        looked = (self._rules.get((seat, endpoint)) for seat in sorted(failed)[:_SAMPLES])
+        return all(rules and rules["readable"] for rules in looked)
 
     def _hit(self, seat: int, endpoint: str, one: Facts) -> Facts | None:
         rules = self._rules.get((seat, endpoint))

@@ -99,7 +99,7 @@ from .kinds import (
 )
 from .own_port import ANOTHER_PORT, own_port
 from .reasons import excuse_for, reason_of
-from .rejections import forbidden_here, rejected_by, turned_back_by
+from .rejections import forbidden_here, rejected_by, rejected_here, turned_back_by
 from .road import Knocks, knock
 
 SHORT_S = 7.0  # if the store is up before the first host connects
@@ -256,6 +256,8 @@ class _Seen:
         self.at = f"{self.master}:{self.port} ({self.last['address']})"
         self.words = f": {self.last['detail']}" if self.last["detail"] else ""
         self.rules = self.tries.get("rules")
+        self.rules_read = bool(self.rules and self.rules["readable"])
+        self.why_unread = (self.rules or {}).get("reason") or "no time was left"
         self.mesh = facts.get("mesh", "")
         self.here = _host(rank)
         # Seen from one host only, either end of the link may be at fault.
@@ -379,11 +381,7 @@ def _unanswered(seen: _Seen) -> Finding:
         message = f"{at}: a route of this host leads nowhere: {route}"
         sure = Confidence.CERTAIN
         return seen.finding(DEAD_ROUTE, message, seen.here, Fix(step), confidence=sure)
-    if outcome == "refused":
-        start = f"start rank 0 there with MASTER_PORT={port}, or open the port"
-        fix = Fix(seen.look, alternatives=[start])
-        return seen.finding(PORT_REFUSED, f"{at} refuses connections", seen.link, fix)
-    if outcome == "rejected" and forbidden_here(seen.last):
+    if rejected_here(seen.last, seen.rank.host.addresses) or forbidden_here(seen.last):
         return seen.finding(  # no packet has left this host
             PORT_BLOCKED,
             f"a rule of this host forbids connections to {at}{words}",
@@ -391,6 +389,10 @@ def _unanswered(seen: _Seen) -> Finding:
             Fix(look(shell("nft list ruleset"), f"let calls to tcp port {port} pass")),
             confidence=Confidence.CERTAIN,
         )
+    if outcome == "refused":
+        start = f"start rank 0 there with MASTER_PORT={port}, or open the port"
+        fix = Fix(seen.look, alternatives=[start])
+        return seen.finding(PORT_REFUSED, f"{at} refuses connections", seen.link, fix)
     if outcome == "rejected" or (outcome == "turned-back" and seen.other_port_answers):
         said, sure = rejected_by(seen.last, seen.other_port_answers)
         message = f"connections to {at} are rejected by {said}"
@@ -410,7 +412,7 @@ def _unanswered(seen: _Seen) -> Finding:
         message = f"{at}: no host on the local network has that address"
         return seen.finding(NO_ROUTE, message, seen.link, fix)
     if outcome == "dropped":
-        said = "gives no answer"
+        said, sure = "gives no answer", Confidence.LIKELY
         if seen.other_port_answers:
             said = f"gives no answer, but port {seen.other_port_answers} of that host does"
         elif seen.last.get("fixed"):
@@ -424,7 +426,12 @@ def _unanswered(seen: _Seen) -> Finding:
                 message = f"{at} {said}, which is not that of {seen.far_end}"
                 return seen.finding(WRONG_ENTRY, message, seen.here, Fix(step))
             fix = Fix(step, alternatives=[Fix(text=fix)])
-        return seen.finding(PORT_BLOCKED, f"{at} {said}", seen.link, fix)
+        elif not seen.rules_read:  # one that drops or rejects the answer looks the same
+            said += f"; the rules of this host were not read ({seen.why_unread})"
+            drops = "whether a rule of this host stops the answer"
+            own = look(shell("sudo nft list ruleset"), drops, on=seen.here.hosts)
+            sure, fix = Confidence.POSSIBLE, Fix(own, alternatives=[fix])
+        return seen.finding(PORT_BLOCKED, f"{at} {said}", seen.link, fix, confidence=sure)
     message = f"{at} cannot be connected to{words}"
     return seen.finding(PORT_BLOCKED, message, seen.link, fix, confidence=Confidence.POSSIBLE)
 

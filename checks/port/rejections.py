@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from nccl_doctor.api import Confidence
@@ -18,6 +18,17 @@ def forbidden_here(last: Mapping[str, Any]) -> bool:
     if last["errno"] == errno.EACCES:
         return ":" not in last["address"]
     return bool(last["errno"] == errno.EPERM)
+
+
+def rejected_here(last: Mapping[str, Any], own: Collection[str]) -> bool:
+    """Whether a rule of this host answered its own call, by the sender of the ICMP message.
+
+    Args:
+        last: the last attempt.
+        own: addresses of this host.
+    """
+    sender = (last.get("icmp") or {}).get("sender", "")
+    return sender in own and last["address"] not in own
 
 
 def rejected_by(last: Mapping[str, Any], port_that_answers: int | None) -> tuple[str, Confidence]:

@@ -142,6 +142,11 @@ def test_a_port_that_nobody_reaches() -> None:
 def test_a_port_that_one_host_does_not_reach() -> None:
     one = found(World(3).fail("nd2"), "endpoint-blocked", links=[("nd2", "nd0")])
     assert one.message == "nd0:8265: no answer (1 of 2 hosts)"
+    assert one.confidence is Confidence.POSSIBLE, "it may be a rule of nd2: they were not read"
+    read = World(3).fail("nd2").rule("nd2", incoming=False)
+    read.rules["nd2"]["hits"] = []
+    one = found(read, "endpoint-blocked", links=[("nd2", "nd0")])
+    assert one.confidence is Confidence.LIKELY
     found(World(2).fail("nd1"), "endpoint-blocked", links=[("nd1", "nd0")])
 
 

@@ -287,6 +287,72 @@ def test_a_rule_of_the_caller_is_the_callers_where_it_surely_fits(
         assert found.fix == "on nd1: nft insert rule inet fw output ip daddr 192.168.77.1 accept"
 
 
+ANSWER_REJECTED = {
+    **RULE,
+    "chain": "input",
+    "rule": "tcp dport 1024-65535 reject",
+    "verdict": "reject",
+    "packet": "reply",
+    "incoming": True,
+}
+
+
+def test_a_rule_of_the_caller_that_rejects_the_answer_is_the_callers() -> None:
+    """The other host hears of the rejection; the caller only waits."""
+    seen = facts(tried("dropped"))
+    hits = {"hits": [ANSWER_REJECTED], "managers": [], "peers": ["192.168.77.1"]}
+    seen["knock"]["rules"] = {"readable": True, "reason": "", **hits}
+    (found,) = judge(
+        CHECK, make_cluster(("nd1",), check="port", by_host={"nd1": seen}, complete=False)
+    )
+    assert (found.code, found.where, found.confidence) == ("port-blocked", HERE, Confidence.CERTAIN)
+    assert "tcp dport 1024-65535 reject (incoming, reply packet)" in found.message
+    assert found.fix == "on nd1: nft insert rule inet fw input ip saddr 192.168.77.1 accept"
+
+
+READ = {"readable": True, "reason": "", "hits": [], "managers": [], "peers": []}
+
+
+@each_row(
+    ("rules", "beside", "sure", "why"),
+    [
+        (None, None, "possible", "not read (no time was left)"),
+        ({**READ, "readable": False, "reason": "not root"}, None, "possible", "read (not root)"),
+        (READ, None, "likely", ""),
+        (None, {"port": 29501, "outcome": "refused"}, "likely", ""),  # its answer came in
+    ],
+)
+def test_who_has_not_read_its_own_rules_does_not_blame_the_other_host(
+    rules: Any, beside: Any, sure: str, why: str
+) -> None:
+    seen = facts(tried("dropped"))
+    seen["knock"] |= {"rules": rules, "neighbour": beside}
+    (found,) = judge(
+        CHECK, make_cluster(("nd1",), check="port", by_host={"nd1": seen}, complete=False)
+    )
+    assert (found.code, found.where, found.confidence.value) == ("port-blocked", LINK, sure)
+    opens = "open tcp port 29500 on nd0 for this host"
+    if why:
+        assert why in found.message
+        (own,) = found.fix.steps
+        assert (own.command, own.on) == ("sudo nft list ruleset", ("nd1",))
+        assert found.fix.alternatives == (opens,)
+    else:
+        assert "not read" not in found.message
+        assert found.fix == opens
+
+
+def test_who_rejects_its_own_call_is_the_host_itself() -> None:
+    """`-j REJECT` in OUTPUT: refused, as by a closed port, but an own address says so."""
+    said = {"type": 3, "code": 3, "cannot_deliver": False, "no_host": False}
+    for sender, where in (("192.168.77.1", HERE), ("192.168.77.9", LINK)):
+        last = tried("refused", errno=errno.ECONNREFUSED, icmp={"sender": sender, **said})
+        last["address"] = "192.168.77.5"  # of nd0; the only host of this view has 192.168.77.1
+        (found,) = view_of_nd1(last)
+        assert found.where == where
+        assert found.code == ("port-blocked" if where is HERE else "port-refused")
+
+
 @pytest.mark.parametrize(
     ("beside", "words"),
     [("refused", "but port 29501 of that host does"), ("dropped", "gives no answer")],

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules
 from nccl_doctor.toolkit.firewall.portrules import fits, how_to_let_pass, stopped_by, sure_hit
 from nccl_doctor.toolkit.firewall.portrules import follow as walk
@@ -71,16 +69,35 @@ def test_a_rule_on_the_answer_is_a_rule_all_the_same() -> None:
     assert fix == f"on nd0: nft insert rule inet fw c ip daddr {NETWORK} accept"
 
 
-@pytest.mark.parametrize(
-    ("rule", "outcome", "agrees"),
+@each_row(
+    ("rule", "hook", "outcome", "packet"),
     [
-        ("drop", "dropped", True),
-        ("drop", "refused", False),
-        ("drop", "no-neighbour", False),
-        ("reject with tcp reset", "refused", True),
-        ("reject", "rejected", True),
-        ("reject", "dropped", False),
+        ("drop", "input", "dropped", "first"),
+        ("drop", "input", "refused", None),
+        ("drop", "input", "no-neighbour", None),
+        ("reject with tcp reset", "input", "refused", "first"),
+        ("reject", "input", "rejected", "first"),
+        ("reject", "input", "dropped", None),
+        # Who answers hears of it, and the caller does not.
+        ("reject", "output", "dropped", "reply"),
+        ("reject with tcp reset", "output", "dropped", "reply"),
+        ("reject", "output", "rejected", None),
+        ("drop", "output", "dropped", "reply"),
+        ("drop", "output", "refused", None),
     ],
 )
-def test_a_rule_explains_only_what_it_does(rule: str, outcome: str, agrees: bool) -> None:
-    assert bool(fits(follow(rule, ANYBODY), {"outcome": outcome})) is agrees
+def test_a_rule_explains_only_what_it_does(
+    rule: str, hook: str, outcome: str, packet: str | None
+) -> None:
+    hit = fits(follow(rule, ANYBODY, hook=hook), {"outcome": outcome})
+    assert (hit and hit["packet"]) == packet
+
+
+def test_of_two_rules_the_one_counts_that_the_outcome_shows() -> None:
+    """The call may pass the first by a way that is not seen here; the second one fits."""
+    first = follow("reject", ANYBODY)["hits"]
+    both = {"hits": [*first, *follow("reject", ANYBODY, hook="output")["hits"]]}
+    assert [fits(both, {"outcome": o})["packet"] for o in ("rejected", "dropped")] == [  # type: ignore[index]
+        "first",
+        "reply",
+    ]

@@ -24,7 +24,7 @@ from nccl_doctor.toolkit.net.ports import port_range
 from nccl_doctor.toolkit.net.rtnetlink import leads_back
 
 _LOOKS_LIKE = {"drop": ("dropped",), "reject": ("rejected", "refused")}
-"""Verdict of a rule → outcomes of a call that it causes."""
+"""Verdict of a rule on the first packet → outcomes of a call that it causes."""
 _MAX_HITS = 10
 
 
@@ -134,8 +134,12 @@ def _source_towards(address: str) -> str:
 
 def sure_hit(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The first rule that surely drops or rejects, from the result of a function above."""
+    return next(_sure_hits(facts), None)
+
+
+def _sure_hits(facts: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     hits: Iterable[Mapping[str, Any]] = facts["hits"]
-    return next((hit for hit in hits if hit["sure"] and hit["verdict"] in _LOOKS_LIKE), None)
+    return (hit for hit in hits if hit["sure"] and hit["verdict"] in _LOOKS_LIKE)
 
 
 @dataclass(frozen=True)
@@ -167,8 +171,15 @@ def shut_doors(cluster: Cluster) -> Iterator[ShutDoor]:
 
 def fits(facts: Mapping[str, Any], call: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The rule that surely stops such calls, where the outcome of one agrees with it."""
-    hit = sure_hit(facts)
-    return hit if hit and call["outcome"] in _LOOKS_LIKE[hit["verdict"]] else None
+    return next(filter(lambda hit: call["outcome"] in _outcomes(hit), _sure_hits(facts)), None)
+
+
+def _outcomes(hit: Mapping[str, Any]) -> tuple[str, ...]:
+    """Outcomes of a call that a rule causes. A rule that rejects the answer says so to the host
+    that answers: the caller hears nothing.
+    """
+    of_reply = str(hit["packet"]).startswith("reply")
+    return _LOOKS_LIKE["drop" if of_reply else hit["verdict"]]
 
 
 def explains_knock(theirs: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
