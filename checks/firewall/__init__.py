@@ -17,10 +17,11 @@ are asked by netlink how they route it. That tells what a rule on the way back d
 . iif oif missing`, or `-m rpfilter` of iptables), with which firewalld drops IPv6 packets
 (IPv6_rpfilter). Meanwhile rank 0's host looks up the names of the addresses that call its store,
 for check `master_addr`. A listener says from which address it sees a call come: where that is none
-of the caller's own, and no call to that host succeeds, it is behind an address translation (NAT).
-Whoever else connects to the ports of this check and of `advertised_addresses` is counted, with the
-first thing that they say. A listener notes for how long what a caller said lay unread: a call that
-failed as the host had no CPU is none that failed.
+of the caller's own, and no call to that host succeeds, it is behind an address translation (NAT);
+where it is one of the called host itself, a proxy there takes the calls and passes them on. Whoever
+else connects to the ports of this check and of `advertised_addresses` is counted, with the first
+thing that they say. A listener notes for how long what a caller said lay unread: a call that failed
+as the host had no CPU is none that failed.
 
 Why it matters
 --------------
@@ -114,6 +115,7 @@ from .culprits import (
     what_rules_say,
 )
 from .few_at_once import calls_cut_short, few_at_once
+from .forwarded import forwarded_calls, judge_forwarded
 from .kinds import (
     DEAD_ROUTE,
     INTERFACE_UNROUTABLE,
@@ -195,6 +197,7 @@ class Firewall(Check):
         first = _Matrix(cluster, at_first=True)
         if first.unanswered:
             return [*rounds, *_of_rules("rules", first)]
+        rounds += _of_rules("rules", first)
         if first.calls and (again := seats_again(cluster, seats, self.name)):
             limit_s = calls_deadline(len(again))
             rounds.append(Round(AGAIN, (again,), limit_s, given, may_shrink=True))
@@ -211,6 +214,7 @@ class Firewall(Check):
         matrix = _Matrix(cluster)
         yield from _failed(matrix)
         yield from _unroutable(matrix)
+        yield from judge_forwarded(cluster, matrix.forwarded, matrix.rules)
         yield from few_at_once(
             PEER_BLOCKED, matrix.calls, matrix.labels, matrix.rules, matrix.ranks
         )
@@ -243,8 +247,10 @@ def _observe_matrix(ctx: Context) -> MatrixFacts:
 
 
 def _of_rules(name: str, matrix: _Matrix) -> Sequence[Round]:
-    """The round that reads rules and routes at both ends of failed calls, if there are any."""
-    pairs = sample_for_rules(matrix.unanswered)
+    """The round that reads rules and routes at both ends of calls that failed or were diverted, if
+    there are any.
+    """
+    pairs = sample_for_rules((*matrix.unanswered, *matrix.forwarded))
     ends = sorted({pair[end] for pair in pairs for end in ("caller", "listener")})
     groups = tuple((seat,) for seat in ends)
     return (Round(name, groups, _RULES_S, {"pairs": pairs}),) if groups else ()
@@ -278,6 +284,7 @@ class _Matrix:
         self.routes = {(each.caller, each.address): each.route for each in self.calls if each.route}
         """(Seat, address) → the route of the host to it, where calls asked for one."""
         self.seen = seen_addresses(self.calls)
+        self.forwarded = forwarded_calls(cluster, self.calls)
         self.down = {
             (rank.seat, nic["name"])
             for rank, facts in cluster.facts("interfaces")

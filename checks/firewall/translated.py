@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable, Mapping
 
 from nccl_doctor.api import Fix
@@ -21,8 +22,19 @@ def seen_addresses(calls: Iterable[PeerCall]) -> dict[int, str]:
     its own. A proxy on the very host that is called (a service mesh) is no translation.
     """
     well = (call for call in calls if call.outcome == "ok")
-    seen = {call.caller: str(call.attempts[-1].get("seen", "")) for call in well}
-    return {seat: far for seat, far in seen.items() if far and not is_loopback(far)}
+    seen = {call.caller: call.seen for call in well}
+    return {seat: far for seat, far in seen.items() if far and not is_inside(far)}
+
+
+def is_inside(address: str) -> bool:
+    """Whether no packet of another machine comes from an address: from loopback, or from those of
+    IPv6 that begin with 96 zeros. A proxy of Istio calls its pod from 127.0.0.6 or ::6.
+    """
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return is_loopback(address) or (ip.version == 6 and int(ip) < 1 << 32)
 
 
 def is_translated(failed: Iterable[PeerCall], seen: Mapping[int, str]) -> bool:

@@ -193,9 +193,48 @@ def foreign_server(host: Host, port: int = MASTER_PORT, behaviour: str = "http")
     return process
 
 
+_RELAY = """
+import socket, struct, sys, threading
+ORIGINAL = 80  # SO_ORIGINAL_DST of linux/netfilter_ipv4.h
+def pass_on(source, to):
+    try:
+        while data := source.recv(65536):
+            to.sendall(data)
+        to.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+server = socket.create_server(("0.0.0.0", int(sys.argv[1])), backlog=128)
+print("listening", flush=True)
+while True:
+    client, _ = server.accept()
+    _, port, packed = struct.unpack_from("!HH4s", client.getsockopt(socket.SOL_IP, ORIGINAL, 16))
+    try:
+        far = socket.create_connection((socket.inet_ntoa(packed), port), 5, ("127.0.0.6", 0))
+    except OSError:
+        client.close()
+        continue
+    far.settimeout(None)
+    for ends in ((client, far), (far, client)):
+        threading.Thread(target=pass_on, args=ends, daemon=True).start()
+"""
+
+
+def forward_ephemeral(host: Host, port: int = 15006) -> Process:
+    """A proxy that passes all connections on, and calls from 127.0.0.6, as Istio's does."""
+    process = host.python(_RELAY, str(port))
+    process.wait_for("listening", 10)
+    _divert_ephemeral(host, port)
+    return process
+
+
 def intercept_ephemeral(host: Host, port: int = 15001) -> Process:
     """A proxy, as of a service mesh, that accepts every connection and passes nothing on."""
     process = foreign_server(host, port, "mute")
+    _divert_ephemeral(host, port)
+    return process
+
+
+def _divert_ephemeral(host: Host, port: int) -> None:
     host.nft(
         f"""
         table inet fault {{
@@ -206,7 +245,6 @@ def intercept_ephemeral(host: Host, port: int = 15001) -> Process:
         }}
         """
     )
-    return process
 
 
 def pid_inside(process: Process) -> int:

@@ -50,6 +50,7 @@ from tests.support.peers import (
     pairs,
     stuck,
 )
+from tests.support.rows import each_row
 
 CHECK = Firewall()
 
@@ -100,7 +101,62 @@ def test_a_proxy_of_a_service_mesh_is_no_translation(
 ) -> None:
     """Istio's calls the program from 127.0.0.6."""
     world = behind_nat(World(2), "nd1", ["nd0"], far).fail([("nd0", "nd1")], attempt)
-    assert "NAT" not in only(world.judge(), code).kind.title
+    found = {each.code: each for each in world.judge() if each.level is Severity.FAIL}
+    assert found.keys() == {code}
+    assert "NAT" not in found[code].kind.title
+
+
+REDIRECT = {
+    "table": "ip nat",
+    "chain": "PREROUTING",
+    "rule": "tcp dport 1024-65535 redirect to :15006",
+    "verdict": "redirect",
+}
+
+
+def seen_from(world: World, caller: str, listener: str, far: str) -> World:
+    """A call that works, and that the listener saw come from elsewhere."""
+    (call,) = world.facts[caller]["peers"][str(world.seat(listener))]
+    call.update(attempts=[{**OK, "seen": far}], source=world.address(caller))
+    return world
+
+
+@each_row("far", ["127.0.0.6", "::6", "192.168.77.2"])
+def test_a_proxy_that_passes_calls_on_is_a_warning_with_both_addresses(far: str) -> None:
+    """An echo that comes back proves bytes, and not the road. Istio's proxy calls from 127.0.0.6
+    or ::6; others call from the host's own address.
+    """
+    world = seen_from(World(3), "nd0", "nd1", far)
+    found = only(seen_from(world, "nd2", "nd1", far).judge(), "peer-intercepted")
+    assert (found.level, found.confidence) == (Severity.WARN, Confidence.CERTAIN)
+    assert (found.where.hosts, found.where.links) == (("nd1",), ())
+    said = f"nd0 calls nd1 from 192.168.77.1, and is seen there to call from {far} (2 such calls)"
+    assert found.message == said
+    assert 'sidecar.istio.io/inject: "false"' in found.fix
+    assert "passes them on" in found.kind.title
+
+
+def test_the_rule_that_diverts_calls_to_a_proxy_is_read_and_named() -> None:
+    world = seen_from(World(2), "nd0", "nd1", "127.0.0.6")
+    rounds = {each.name: each for each in Firewall().plan(world.cluster())}
+    assert rounds["rules"].groups == ((0,), (2,))
+    (pair,) = rounds["rules"].params["pairs"]
+    assert (pair["source"], pair["target"], pair["kind"]) == (
+        *("192.168.77.1", "192.168.77.2"),
+        "connect",
+    )
+    found = only(world.hit("nd1", ("nd0", "nd1"), **REDIRECT).judge(), "peer-intercepted")
+    assert found.where.hosts == ("nd1",)
+    assert found.message.endswith(
+        "; by nft ip nat PREROUTING: tcp dport 1024-65535 redirect to :15006"
+    )
+    (way,) = found.fix.alternatives
+    assert way == "on nd1: nft delete rule ip nat PREROUTING handle 4"
+
+
+def test_who_calls_from_another_own_address_or_by_a_router_meets_no_proxy() -> None:
+    for far in ("192.168.77.1", "10.7.0.9", "fd00::6", "no address"):
+        assert seen_from(World(2), "nd0", "nd1", far).judge() == []
 
 
 def test_a_rule_of_a_firewall_is_named_and_not_the_translation() -> None:

@@ -197,12 +197,13 @@ def call_others(
         small: seats with which no large message is exchanged.
 
     Returns: seat, as text, → for each entry `address`, `interface`, `roles`, `port`, `attempts`
-    (see `matrix.PeerCall`); if the call failed, or too few connections came about, `source`: the
-    own address that it came from; if it failed, the `route` that leads nowhere, if it is one, and
-    `fixed`: hardware address and interface of an entry of the neighbour table that somebody made,
-    if it is not the other host's; and `answers`: the hardware address that answers here for a
-    neighbour, if it is another one. The first one whose large echo stopped has `carries`, from
-    `path_size.carried`, and the `mtu` of the interface of that name here.
+    (see `matrix.PeerCall`); if the call failed, too few connections came about or the other host
+    saw it come from elsewhere, `source`: the own address that it came from; if it failed, the
+    `route` that leads nowhere, if it is one, and `fixed`: hardware address and interface of an
+    entry of the neighbour table that somebody made, if it is not the other host's; and `answers`:
+    the hardware address that answers here for a neighbour, if it is another one. The first one
+    whose large echo stopped has `carries`, from `path_size.carried`, and the `mtu` of the interface
+    of that name here.
     """
     own = {address for each in interfaces() for address in each.addresses}
     shared = [entry["address"].partition("%")[0] in own for _, entry in entries]
@@ -231,7 +232,8 @@ def call_others(
         made = [] if mine else [call.to_json() for call in next(results)]
         known["attempts"] = [{"outcome": "own-address"}] if mine else made
         last: Mapping[str, Any] = made[-1] if made else {"outcome": "ok"}
-        if last["outcome"] != "ok" or last.get("stood", 0) < last.get("wanted", 0):
+        short = last.get("stood", 0) < last.get("wanted", 0)
+        if last["outcome"] != "ok" or short or last.get("seen"):
             known["source"], lost = source_of(entry["address"])
         if last["outcome"] == "mtu" and (nic := entry["interface"]) in nics and not sized:
             sized = True  # once: the hosts of a network are to have one MTU

@@ -99,6 +99,11 @@ class PeerCall(NamedTuple):  # as quick to make as can be: a large cluster has m
         return int(self.attempts[-1].get("lost", 0))
 
     @property
+    def seen(self) -> str:
+        """Address from which the listener saw the call come, if it is not the caller's socket's."""
+        return str(self.attempts[-1].get("seen", ""))
+
+    @property
     def stuck(self) -> Pair:
         """The ordered pair of hosts in whose direction packets are lost.
 

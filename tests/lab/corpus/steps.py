@@ -196,6 +196,12 @@ def intercept(scene: Scene, host: Host) -> None:
 
 
 @step
+def forward(scene: Scene, host: Host) -> None:
+    """A proxy on the host passes every connection on."""
+    faults.forward_ephemeral(host)
+
+
+@step
 def path_cut(scene: Scene, source: str, target: str) -> None:
     """Something between two hosts drops everything, both ways."""
     faults.cut_path(scene.lab, scene.lab[source], scene.lab[target])
