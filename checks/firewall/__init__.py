@@ -6,22 +6,24 @@ On each address that NCCL (bootstrap, and data over sockets) and gloo would choo
 `interfaces`; where NCCL itself names another one, on that), every host listens on a new ephemeral
 port, and every other host connects to it. The answer must prove that it is the right listener; 64
 bytes and then 1 MiB must come back unchanged; in between, small segments count what the road loses,
-for check `loss`. Then it opens as many connections at once as the job would, 8 at least. What fails
-is tried twice. Of more than 64 hosts, each calls and is called by log2(hosts) + 4 partners (with 1
-MiB in 4 of these pairs), by chance others in each run, and at least two hosts of each two leaf
-switches that `--topology` or Slurm (SLURM_TOPOLOGY_ADDR) tells: a bad host shows in all of its
-pairs. `--level full` tries every pair. Where ranks fail or hang together later, the hosts call once
-more: a firewall may have come up during the run. Where something failed, the firewall rules of both
-ends are read (nft, iptables; needs root) and the packet is followed through them; and the kernels
-are asked by netlink how they route it. That tells what a rule on the way back does too (`fib saddr
-. iif oif missing`, or `-m rpfilter` of iptables), with which firewalld drops IPv6 packets
-(IPv6_rpfilter). Meanwhile rank 0's host looks up the names of the addresses that call its store,
-for check `master_addr`. A listener says from which address it sees a call come: where that is none
-of the caller's own, and no call to that host succeeds, it is behind an address translation (NAT);
-where it is one of the called host itself, a proxy there takes the calls and passes them on. Whoever
-else connects to the ports of this check and of `advertised_addresses` is counted, with the first
-thing that they say. A listener notes for how long what a caller said lay unread: a call that failed
-as the host had no CPU is none that failed.
+for check `loss`, and packets of the largest size must come back, as where cards or virtual links
+cut streams themselves, a stream may pass where a full packet is lost. Then it opens as many
+connections at once as the job would, 8 at least. What fails is tried twice. Of more than 64 hosts,
+each calls and is called by log2(hosts) + 4 partners (with 1 MiB in 4 of these pairs), by chance
+others in each run, and at least two hosts of each two leaf switches that `--topology` or Slurm
+(SLURM_TOPOLOGY_ADDR) tells: a bad host shows in all of its pairs. `--level full` tries every pair.
+Where ranks fail or hang together later, the hosts call once more: a firewall may have come up
+during the run. Where something failed, the firewall rules of both ends are read (nft, iptables;
+needs root) and the packet is followed through them; and the kernels are asked by netlink how they
+route it. That tells what a rule on the way back does too (`fib saddr . iif oif missing`, or `-m
+rpfilter` of iptables), with which firewalld drops IPv6 packets (IPv6_rpfilter). Meanwhile rank 0's
+host looks up the names of the addresses that call its store, for check `master_addr`. A listener
+says from which address it sees a call come: where that is none of the caller's own, and no call to
+that host succeeds, it is behind an address translation (NAT); where it is one of the called host
+itself, a proxy there takes the calls and passes them on. Whoever else connects to the ports of this
+check and of `advertised_addresses` is counted, with the first thing that they say. A listener notes
+for how long what a caller said lay unread: a call that failed as the host had no CPU is none that
+failed.
 
 Why it matters
 --------------

@@ -47,6 +47,9 @@ MTU_DIFFERS = Kind(
 )
 
 
+_RAISE = "the larger one on every host, if the switch ports carry it"
+
+
 def uses(cluster: Cluster, library: str) -> bool:
     """Whether the job's collectives go by the interface of this library."""
     return ("nccl" in cluster.backend) == library.startswith("nccl")
@@ -105,8 +108,13 @@ def mtu_differs(
         sides: dict[str, list[str]] = {}
         for seat, mtu in mtus.items():
             sides.setdefault(str(mtu), []).append(labels[seat])
-        # With two equal halves it is not known which one is wrong: all are named.
+        # With two equal halves it is not known which one is wrong: all are named. What the smaller
+        # one can send, the larger one can take.
         wrong = odd.places
+        usual = min(mtus.values()) if odd.tie or odd.usual is None else odd.usual
+        steps = [
+            _set_mtu(labels[seat], mains[seat], usual) for seat in wrong if mtus[seat] != usual
+        ]
         yield Finding(
             MTU_DIFFERS,
             f"in {subnet}: MTU {sides_in_words(sides)}",
@@ -115,9 +123,7 @@ def mtu_differs(
                 interfaces=tuple(sorted({mains[seat][0] for seat in odd.places})),
             ),
             {"mtu": {labels[seat]: mtu for seat, mtu in mtus.items()}},
-            fix=""
-            if odd.tie or odd.usual is None
-            else Fix(*(_set_mtu(labels[seat], mains[seat], odd.usual) for seat in wrong)),
+            fix=Fix(*steps, alternatives=[_RAISE] if odd.tie else []),
             confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,
         )
 

@@ -17,7 +17,10 @@ from nccl_doctor.toolkit.peers.burst import connect_many
 from nccl_doctor.toolkit.peers.calm import GROUP_BYTES, MARK, REPLY, Calm
 from nccl_doctor.toolkit.peers.echo import (
     LARGE_BYTES,
+    LARGE_MARK,
     MAGIC,
+    SEGMENT_MARK,
+    SEGMENT_REPLY,
     Call,
     Door,
     Talk,
@@ -251,12 +254,25 @@ def identified(client: socket.socket) -> None:
     client.sendall(read(client, 64))
 
 
-def echo_small_then(rest: Callable[[socket.socket], None]) -> Callable[[socket.socket], None]:
+def echo_small_then(
+    rest: Callable[[socket.socket], None], packet: str = "echo"
+) -> Callable[[socket.socket], None]:
+    """A listener up to the large echo; of the full packet it may `take` only, or not even that."""
+
     def behave(client: socket.socket) -> None:
         identified(client)
         while read(client, 1) == MARK:
             read(client, GROUP_BYTES - 1)
             client.sendall(REPLY)
+        mark = SEGMENT_MARK
+        while mark == SEGMENT_MARK:
+            size = int.from_bytes(read(client, 2), "big")
+            content = read(client, size)
+            if packet in ("echo", "take"):
+                client.sendall(SEGMENT_REPLY)
+            if packet == "echo":
+                client.sendall(content)
+            mark = read(client, 1) if packet == "echo" else LARGE_MARK
         rest(client)
 
     return behave
@@ -329,6 +345,15 @@ def test_what_stalls_is_named(
         result = call(door)
     assert (result.outcome, result.stalled) == ("mtu", way)
     assert (result.uploaded, result.downloaded) == (uploaded, 0)
+
+
+@pytest.mark.parametrize(("packet", "way"), [("none", "upload"), ("take", "download")])
+def test_a_full_packet_that_stops_is_named_before_a_stream_is_tried(packet: str, way: str) -> None:
+    """A card or a virtual link may pass large pieces of a stream where a full packet is lost."""
+    with server(echo_small_then(swallow, packet)) as door:
+        result = call(door, talk=Talk(large=False))
+    assert (result.outcome, result.stalled) == ("mtu", way)
+    assert result.detail == "one packet of 16384 bytes of data stopped for 3 s"
 
 
 def change_content(client: socket.socket) -> None:

@@ -10,7 +10,9 @@ from nccl_doctor.toolkit.peers.listeners import Listeners
 from nccl_doctor.toolkit.peers.path_size import carried
 
 
-@pytest.mark.parametrize(("mtu", "largest"), [(9000, 8000), (1450, 1440), (500, 0)])
+@pytest.mark.parametrize(
+    ("mtu", "largest"), [(9001, 9000), (9000, 8950), (4000, 1500), (1500, 1480), (500, 0)]
+)
 def test_a_path_without_a_fault_carries_the_next_smaller_size(mtu: int, largest: int) -> None:
     with Listeners(["127.0.0.1"]) as listeners:
         assert carried(listeners.doors[0], mtu) == largest

@@ -7,6 +7,8 @@ everything, or another host with the same address, is not mistaken for it. A con
     caller: MAGIC, token         listener: its own token, and the caller's address as it sees it
     caller: 64 bytes             listener: the same 64 bytes
     caller: a group of segments  listener: one byte; again and again, see `calm`
+    caller: "S", size, content   listener: one byte, then the same content; one packet each way, a
+                                 few times
     caller: "L", 1 MiB           listener: one byte for each 16 KiB that arrived
                                  listener: the same 1 MiB
 """
@@ -17,6 +19,7 @@ import functools
 import os
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -30,7 +33,7 @@ from nccl_doctor.toolkit.net.no_time_wait import no_time_wait
 from nccl_doctor.toolkit.peers.burst import connect_many
 from nccl_doctor.toolkit.peers.calm import Calm, exchange
 
-MAGIC = b"ncdr-ec3"
+MAGIC = b"ncdr-ec4"
 TOKEN_BYTES = 32
 ADDRESS_BYTES = 46
 """Bytes of an address as text, filled up with zeros: INET6_ADDRSTRLEN."""
@@ -51,9 +54,18 @@ MAX_CALLS = 128
 """Calls at the same time; with what `listeners` serves at once, well under a limit of 1024 open
 files."""
 LARGE_MARK = b"L"
+SEGMENT = struct.Struct("!cH")
+"""Mark of the one packet, and the bytes of its content, which follow."""
+SEGMENT_MARK, SEGMENT_REPLY = b"S", b"."
+LARGEST_PACKET = 16384
+"""Bytes of data in the largest packet that is tried: networks have an MTU of 9216 at most, and the
+loopback interface one of 65536.
+"""
 _MOST_GROUPS, _LEAST_GROUPS = 800, 6
 """Groups of small segments in all calls of one host together, which cost it a fifth of a
 millisecond each; and in one call, however many there are."""
+_PACKETS = 3
+"""Full packets of a call, one after the other: one may be sent again in another form, and pass."""
 _LOST = 2
 """So many lost small segments show that the road loses packets of every size."""
 _CRAWLS = 0.05
@@ -91,7 +103,7 @@ class Call:
 
     `outcome` is that of `dial.Dial` if there was no connection, else
     `ok`; `intercepted` (connected, but a wrong answer or none: not our listener);
-    `mtu` (the small echo came back, but the large one stopped).
+    `mtu` (the small echo came back, but a full packet or the large echo stopped).
     `stalled` is `upload` (caller to listener) or `download` for `mtu`. `uploaded` and
     `downloaded` are bytes of the large echo that certainly arrived. `segments` and `lost` are those
     of `calm.Tally`, from the caller to the listener; a road that loses small segments is measured,
@@ -193,15 +205,41 @@ def hold(sock: socket.socket, door: Door, talk: Talk) -> Call:
     lossy = lost.lost >= _LOST
     if lost.stopped:
         result = Call("ok", f"stopped for {STALL_S:g} s", 0.0)
-    elif not talk.large:
-        result = Call("ok", "", 0.0)
     elif lost.again >= max(_LOST, _CRAWLS * lost.segments):
         result = Call("ok", "no large echo: it would take too long", 0.0)
+    elif stopped := next(filter(None, (_full_packet(sock) for _ in range(_PACKETS))), None):
+        result = stopped
     else:
-        result = _LargeEcho(sock).run()
+        result = _LargeEcho(sock).run() if talk.large else Call("ok", "", 0.0)
     if result.outcome == "mtu" and lossy:
         result = replace(result, outcome="ok")
     return replace(result, segments=lost.segments, lost=lost.lost, seen=seen)
+
+
+def _full_packet(sock: socket.socket) -> Call | None:
+    """Call that ended at one packet of the largest size, there or back; None where it passed.
+
+    A stream leaves in pieces of up to 64 KiB, which the card cuts, or nobody where both ends are on
+    one machine: these pass whatever the path carries. What fits into one packet leaves as it is.
+    """
+    size = min(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG), LARGEST_PACKET)
+    content = _content()[: size - SEGMENT.size]
+    words = f"one packet of {size} bytes of data stopped for {STALL_S:g} s"
+    way = "upload"
+    try:
+        sock.sendall(SEGMENT.pack(SEGMENT_MARK, len(content)) + content)
+        if _receive(sock, len(SEGMENT_REPLY), time.monotonic() + STALL_S) == SEGMENT_REPLY:
+            way = "download"
+            echoed = _receive(sock, len(content), time.monotonic() + STALL_S)
+            if echoed == content:
+                return None
+            if len(echoed) == len(content):
+                return Call("intercepted", "connected, but a full packet came back corrupted", 0.0)
+    except TimeoutError:
+        return Call("mtu", words, 0.0, way)
+    except OSError as error:
+        return Call("intercepted", f"cut off at a full packet ({error})", 0.0)
+    return Call("intercepted", "cut off at a full packet", 0.0)
 
 
 def address_words(address: str) -> bytes:

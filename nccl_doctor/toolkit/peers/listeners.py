@@ -18,6 +18,9 @@ from nccl_doctor.toolkit.peers.echo import (
     LARGE_MARK,
     LARGE_S,
     MAGIC,
+    SEGMENT,
+    SEGMENT_MARK,
+    SEGMENT_REPLY,
     SMALL_BYTES,
     STALL_S,
     TOKEN_BYTES,
@@ -213,6 +216,15 @@ class _Caller:
             if len(self._take(GROUP_BYTES - 1, end)) < GROUP_BYTES - 1:
                 return
             self._reply(REPLY)
+        while mark == SEGMENT_MARK:
+            head = mark + self._take(SEGMENT.size - 1, end)
+            size = SEGMENT.unpack(head)[1] if len(head) == SEGMENT.size else 0
+            packet = self._take(size, end)
+            if not packet or len(packet) < size:
+                return
+            self._reply(SEGMENT_REPLY)
+            self._reply(packet)
+            mark = self._take(1, end)
         if mark != LARGE_MARK:
             return
         content = bytearray()

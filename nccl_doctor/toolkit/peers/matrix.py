@@ -76,8 +76,11 @@ class PeerCall(NamedTuple):  # as quick to make as can be: a large cluster has m
     @property
     def words(self) -> str:
         """The result as text."""
+        detail = str(self.attempts[-1].get("detail", ""))
         if self.outcome in ("error", "intercepted"):
-            return str(self.attempts[-1]["detail"])
+            return detail
+        if self.outcome == "mtu" and detail.startswith("one packet"):
+            return f"64 bytes came back, but {detail}"
         return _WORDS.get(self.outcome, self.outcome)
 
     @property

@@ -15,19 +15,36 @@ from nccl_doctor.toolkit.peers.calm import Calm
 from nccl_doctor.toolkit.peers.echo import STALL_S, Door, Talk, hold
 
 _SIZES = (
-    *(8000, 4352, 1480, 1460, 1450, 1440, 1420, 1400, 1380, 1350, 1300, 1280),
+    *(
+        9000,
+        8950,
+        8896,
+        8000,
+        4352,
+        1500,
+        1480,
+        1460,
+        1450,
+        1440,
+        1420,
+        1400,
+        1380,
+        1350,
+        1300,
+        1280,
+    ),
     *(1240, 1200, 1100, 1000, 900, 800, 576),
 )
-"""Bytes of IP packets to try: below jumbo frames and Ethernet, those of tunnels (1480 of IPIP, 1450
-of VXLAN, 1420 of WireGuard, …) down to what every network carries."""
+"""Bytes of IP packets to try: of jumbo frames and Ethernet, and below them those of tunnels (50
+less for VXLAN, 1480 of IPIP, 1420 of WireGuard, …) down to what every network carries."""
 _LIMIT_S, _MORE_S = STALL_S + 2.0, 0.7
 _HEADERS = {socket.AF_INET: 40, socket.AF_INET6: 60}
 """Bytes of IP and TCP; options of TCP count as a part of the segment."""
 
 
 def carried(door: Door, mtu: int) -> int:
-    """Bytes of the largest packets, of some sizes below the MTU, with which the large echo comes
-    back; 0 if with none.
+    """Bytes of the largest packets, of some sizes below the MTU, with which a full packet and the
+    large echo come back; 0 if with none.
 
     Args:
         door: a listener that has answered, and with which the large echo stopped.
