@@ -69,6 +69,7 @@ from nccl_doctor.toolkit.hosts import is_namesake, published_address, sides_in_w
 from nccl_doctor.toolkit.net.interfaces import interfaces, is_loopback
 from nccl_doctor.toolkit.net.names import LookUp, look_up
 from nccl_doctor.toolkit.net.routes import source_towards
+from nccl_doctor.toolkit.peers.common_interface import NONE_FOUND, common_interface
 from nccl_doctor.toolkit.shared_kinds import ADDR_DIGITS_ONLY, ADDR_LOOPBACK, ADDR_UNRESOLVABLE
 
 NOT_OURS = ADDR_LOOPBACK.variant(
@@ -114,7 +115,7 @@ class OwnName(Check):
     cost = "seconds"
     instant_when_answered = True
     kinds = (ADDR_UNRESOLVABLE, ADDR_LOOPBACK, ADDR_DIGITS_ONLY, FAMILIES_DIFFER)
-    reads = ("interfaces",)
+    reads = ("firewall", "interfaces")
 
     def observe(self, ctx: Context) -> OwnNameFacts:
         """Answers for the own host name, and the own address on the way to MASTER_ADDR.
@@ -184,22 +185,28 @@ def _published(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterat
     if is_namesake(rank):  # the name is what is wrong
         other_way = ""
     others = [other_way] if other_way else []
+    common = common_interface(cluster)
+    use = nic[0] if nic else ""
+    if common is not None:  # an address on the way to MASTER_ADDR need not be on that to all
+        use = common.get(rank.seat, "")
+    steps = [
+        Step(
+            shell("export GLOO_SOCKET_IFNAME={}", use)
+            if use
+            else shell("# export GLOO_SOCKET_IFNAME=NIC"),
+            undo=shell("unset GLOO_SOCKET_IFNAME") if use else Command(),
+            note="" if use else "with the interface that leads to the other hosts",
+        )
+    ]
     # The name did not keep this host out: it would matter only later.
     fails = cluster.backend == "gloo" and rank.host.joined
     yield Finding(
         kind,
         f"own host name {name} {message}",
         Where(hosts=(rank.host.name,) if rank.host.name else ()),
-        fix=Fix(
-            Step(
-                shell("export GLOO_SOCKET_IFNAME={}", nic[0])
-                if nic
-                else shell("# export GLOO_SOCKET_IFNAME=NIC"),
-                undo=shell("unset GLOO_SOCKET_IFNAME") if nic else Command(),
-                note="" if nic else "with the interface that leads to the other hosts",
-            ),
-            alternatives=others,
-        ),
+        fix=Fix(text=str(NONE_FOUND), alternatives=others)
+        if common == {}
+        else Fix(*steps, alternatives=others),
         severity=Severity.FAIL if fails else Severity.WARN,
         confidence=Confidence.LIKELY if own.timed_out else Confidence.CERTAIN,
     )

@@ -63,6 +63,7 @@ from nccl_doctor.toolkit.nccl.use_interface import use_interface
 from nccl_doctor.toolkit.net.interfaces import interfaces, is_alone
 from nccl_doctor.toolkit.net.routes import arp_settings, reverse_path_filter
 from nccl_doctor.toolkit.net.rtnetlink import leads_back, way_in
+from nccl_doctor.toolkit.peers.common_interface import common_interface, interface_fix
 from nccl_doctor.toolkit.peers.matrix import (
     SILENT,
     STRICT,
@@ -94,7 +95,7 @@ class RpFilter(Check):
     name = "rp_filter"
     layer = Layer.ROUTE
     kinds = (RP_FILTER_STRICT,)
-    reads = ("firewall",)
+    reads = ("firewall", "interfaces", "own_name")
 
     def observe(self, ctx: Context) -> RpFilterFacts:
         """`shared`: network with more than one interface → [interface, address, filter, taken,
@@ -149,19 +150,24 @@ class RpFilter(Check):
                     if (rank.host.label, address) not in told
                 ]
                 if strict:
-                    yield _may_drop(rank.host.label, net, entries, strict, silent)
+                    yield _may_drop(
+                        cluster, rank.host.label, net, entries, strict=strict, silent=silent
+                    )
 
 
 def _may_drop(
+    cluster: Cluster,
     host: str,
     net: str,
     entries: Sequence[Any],
+    *,
     strict: Collection[tuple[str, str]],
     silent: Collection[str],
 ) -> Finding:
     """A finding on interfaces that share a network.
 
     Args:
+        cluster: with the calls between hosts.
         host: its name.
         net: the network.
         entries: from `observe`.
@@ -180,7 +186,7 @@ def _may_drop(
         f"{names} in {net}, rp_filter=1{said}",
         Where(hosts=(host,), interfaces=tuple(sorted({nic for nic, _ in strict}))),
         {"network": net, "interfaces": entries},
-        fix=_fix({host: {nic for nic, _ in strict}}, good),
+        fix=_fix({host: {nic for nic, _ in strict}}, _instead(cluster, good)),
         severity=Severity.FAIL if lost else None,
         confidence=Confidence.LIKELY,
     )
@@ -218,7 +224,7 @@ def _dropped(cluster: Cluster, calls: Sorted) -> Iterator[tuple[Finding, set[str
                     interfaces=tuple(sorted({way["interface"] for way in ways})),
                 ),
                 {"packets": [{k: way[k] for k in _SHOWN} for way in ways]},
-                fix=_fix(ends, first["leaves"]),
+                fix=_fix(ends, _instead(cluster, first["leaves"])),
                 severity=Severity.FAIL if job else None,
             ),
             {way["own"] for way in ways},
@@ -228,8 +234,18 @@ def _dropped(cluster: Cluster, calls: Sorted) -> Iterator[tuple[Finding, set[str
 _SHOWN = ("peer", "own", "interface", "filter", "leaves")
 
 
-def _fix(strict: Mapping[str, Collection[str]], nic: str) -> Fix:
-    """The fix for interfaces by their hosts; `nic`: one that can be used in place of them."""
+def _instead(cluster: Cluster, nic: str) -> list[Fix]:
+    """Fixes that use another interface: the one that all hosts have in common, if calls showed it;
+    `nic` where none were made.
+    """
+    chosen = common_interface(cluster)
+    if chosen is None:
+        return [Fix(use_interface(nic, gloo=False))]
+    return [interface_fix(cluster, gloo=False)] if chosen else []
+
+
+def _fix(strict: Mapping[str, Collection[str]], others: Sequence[Fix]) -> Fix:
+    """The fix for interfaces by their hosts, with other ways to the same end."""
     loose = (
         Step(
             shell("{}=2", setting),
@@ -241,7 +257,7 @@ def _fix(strict: Mapping[str, Collection[str]], nic: str) -> Fix:
         for each in sorted(nics)
         for setting in (shell("sysctl -w {}", f"net/ipv4/conf/{each}/rp_filter"),)
     )
-    return Fix(*loose, alternatives=[Fix(use_interface(nic, gloo=False))])
+    return Fix(*loose, alternatives=others)
 
 
 def _neighbour(net: str, own: Collection[str]) -> str:

@@ -94,9 +94,9 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.firewall.netfilter import quote_hit
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.nccl.survey import other_answers
-from nccl_doctor.toolkit.nccl.use_interface import use_interface
 from nccl_doctor.toolkit.net.ports import port_range
 from nccl_doctor.toolkit.peers.calls import Matrix, call_on_chosen_addresses, calls_deadline
+from nccl_doctor.toolkit.peers.common_interface import interface_fix
 from nccl_doctor.toolkit.peers.echo import Talk
 from nccl_doctor.toolkit.peers.matrix import (
     SILENT,
@@ -433,9 +433,9 @@ def _has_no_neighbour(calls: Iterable[PeerCall]) -> bool:
 def _fix(matrix: _Matrix, kind: Kind, found: Suspects) -> str:
     call = found.calls[0]
     if kind is PEER_NO_ROUTE:
-        return fill(kind.fix, on=(matrix.labels[call.caller],), ADDRESS=call.address)
+        return _with_interface(matrix, kind.fix, call)
     if _has_no_neighbour(found.calls):
-        return fill(NO_ANSWER, on=(matrix.labels[call.caller],), ADDRESS=call.address)
+        return _with_interface(matrix, NO_ANSWER, call)
     remove = kind in (MTU_BLACKHOLE, PEER_INTERCEPTED)
     if kind is MTU_BLACKHOLE and not found.rules:
         call = next((each for each in found.calls if each.carries), call)
@@ -455,15 +455,21 @@ def _fix(matrix: _Matrix, kind: Kind, found: Suspects) -> str:
     return f"{OPEN} ({low}-{high}), {everywhere}" + (f"; {some}" if some else "")
 
 
+def _with_interface(matrix: _Matrix, fix: str, call: PeerCall) -> Fix:
+    """The fix for a call, and the interface that reaches all hosts as another way."""
+    filled = fill(fix, on=(matrix.labels[call.caller],), ADDRESS=call.address)
+    nccl = "nccl" in matrix.backend
+    other = interface_fix(matrix.cluster, nccl=nccl, gloo=not nccl)
+    return Fix(*getattr(filled, "steps", ()), alternatives=[other])
+
+
 def _unroutable(matrix: _Matrix) -> Iterator[Finding]:
-    working = matrix.sorted.working
     groups: dict[tuple[str, bool, bool], list[PeerCall]] = {}
     for call in matrix.sorted.unroutable:
         key = call.interface if call.job else "", call.job, matrix.is_down(call)
         groups.setdefault(key, []).append(call)
     for (_, job, is_down), group in sorted(groups.items()):
         pairs = {call.pair for call in group}
-        good = min((working[pair].interface for pair in pairs if pair in working), default="")
         nccl = ("nccl" in matrix.backend) == job
         words = sorted({call.words for call in group})
         hosts, confidence = unroutable_hosts(group, matrix.calls)
@@ -486,7 +492,7 @@ def _unroutable(matrix: _Matrix) -> Iterator[Finding]:
                 interfaces=tuple(sorted({call.interface for call in group})),
             ),
             {"calls": matrix.shown(group)},
-            fix=Fix(use_interface(good, nccl=nccl, gloo=not nccl)),
+            fix=interface_fix(matrix.cluster, nccl=nccl, gloo=not nccl),
             severity=severity,
             confidence=confidence,
             explained_by=reason,

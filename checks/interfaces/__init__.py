@@ -74,6 +74,11 @@ from nccl_doctor.toolkit.nccl.survey import Survey, survey
 from nccl_doctor.toolkit.nccl.use_interface import CHOOSE, use_interface
 from nccl_doctor.toolkit.net.interfaces import is_loopback, is_virtual
 from nccl_doctor.toolkit.net.shapers import shapers
+from nccl_doctor.toolkit.peers.common_interface import (
+    NONE_FOUND,
+    common_interface,
+    interface_fix,
+)
 from nccl_doctor.toolkit.peers.matrix import first_calls
 
 from .comparison import (
@@ -163,7 +168,7 @@ class Interfaces(Check):
     )
     at_once = (INTERFACE_MISSING,)
     deadline_s = 12.0  # two names, and NCCL: 3 s each
-    reads = ("firewall", "rdma")
+    reads = ("firewall", "own_name", "rdma")
 
     def observe(self, ctx: Context) -> InterfacesFacts:
         """The choices, and the interfaces to choose from; `asked`: NCCL's answer, or None."""
@@ -201,9 +206,12 @@ class Interfaces(Check):
         """Findings on each host's choices, then on differences between hosts."""
         reports = list(cluster.facts(self.name))
         _, by_fault = first_calls(cluster)
-        reached = {call.listener: call.interface for call in by_fault.working.values()}
+        common = common_interface(cluster)
+        sources = {rank.seat: facts.get("source", "") for rank, facts in cluster.facts("own_name")}
         for rank, facts in reports:
-            good = reached.get(rank.seat) or _running(facts)
+            good: str | None = _alone(facts, sources.get(rank.seat, ""))
+            if common is not None:
+                good = common.get(rank.seat, _of_all(common, facts)) if common else None
             for library in ("nccl", "gloo"):
                 yield from _bad_choice(cluster, rank, facts, library, good)
             yield from _answered_otherwise(rank, facts.get("asked"))
@@ -212,20 +220,34 @@ class Interfaces(Check):
         known = {seat: main for seat, main in mains.items() if main is not None}
         labels = host_labels(cluster)
         yield from mtu_differs(labels, known, {rank.seat: facts for rank, facts in reports})
-        yield from differs(labels, known, by_fault)
+        of_nccl = "nccl" in cluster.backend
+        fix = interface_fix(cluster, nccl=of_nccl, gloo=not of_nccl)
+        yield from differs(labels, known, by_fault, fix)
 
 
-def _running(facts: Mapping[str, Any]) -> str:
-    """An interface to recommend if no call has proved one."""
-    for nic in facts["interfaces"]:
-        outside = [a for a in nic["addresses"] if not is_loopback(a)]
-        if nic["running"] and outside and not is_virtual(nic["name"]):
-            return str(nic["name"])
-    return ""
+def _alone(facts: Mapping[str, Any], source: str) -> str:
+    """An interface to recommend if no calls were made: the only one, or the one that leads to
+    MASTER_ADDR (with the own address `source`); else empty.
+    """
+    usable = {
+        str(nic["name"]): nic["addresses"]
+        for nic in facts["interfaces"]
+        if nic["running"] and not is_virtual(nic["name"])
+        if any(not is_loopback(address) for address in nic["addresses"])
+    }
+    to_master = (name for name, addresses in usable.items() if source in addresses)
+    return next(iter(usable)) if len(usable) == 1 else next(to_master, "")
+
+
+def _of_all(common: Mapping[int, str], facts: Mapping[str, Any]) -> str:
+    """The interface that all other hosts have in common, if a host that was not called has it."""
+    names = set(common.values())
+    here = {nic["name"] for nic in facts["interfaces"] if nic["running"]}
+    return min(names) if len(names) == 1 and names <= here else ""
 
 
 def _bad_choice(
-    cluster: Cluster, rank: Rank, facts: Mapping[str, Any], library: str, good: str
+    cluster: Cluster, rank: Rank, facts: Mapping[str, Any], library: str, good: str | None
 ) -> Iterator[Finding]:
     if library == "nccl":
         library = "nccl-sockets" if facts["nccl_data"] == "sockets" else "nccl-bootstrap"
@@ -358,13 +380,16 @@ def _good_file(choice: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     return Fix(Step(shell("unset {:variable}", NCCL_VARIABLE), note=note))
 
 
-def _name_it(library: str, nic: str, choice: Mapping[str, Any], kind: Kind, host: str) -> str:
+def _name_it(
+    library: str, nic: str | None, choice: Mapping[str, Any], kind: Kind, host: str
+) -> str:
+    """The fix that names an interface; `nic` is empty if it is not known, None if there is none."""
     if choice["variable"] == COMM_ID:
         ways = ["give it an address of rank 0 in a network of every host"]
         newer = ["install NCCL 2.30.3 or newer"] if "outside" in choice["reason"] else []
         return Fix(Step(shell("unset {:variable}", COMM_ID), On.EVERY), alternatives=ways + newer)
     of_gloo, variable = library == "gloo", choice["variable"]
-    step = use_interface(nic, nccl=not of_gloo, gloo=of_gloo)
+    step = use_interface(nic or "", nccl=not of_gloo, gloo=of_gloo)
     other = note = ""
     if not of_gloo and choice["origin"] not in ("", "environment"):
         other = f"correct {choice['origin']}"
@@ -377,4 +402,7 @@ def _name_it(library: str, nic: str, choice: Mapping[str, Any], kind: Kind, host
     was = choice["value"] if variable and choice["origin"] == "environment" else ""
     undo = shell("export {:variable}={}", variable, was) if was else step.undo
     step = replace(step, on=On.HERE, undo=undo, note=note or step.note)
-    return Fix(step, alternatives=[Fix(text=other)] if other else [])
+    others = [Fix(text=other)] if other else []
+    if nic is None:
+        return Fix(text=str(NONE_FOUND), alternatives=others)
+    return Fix(step, alternatives=others)

@@ -144,9 +144,11 @@ def _set_mtu(host: str, main: Main, mtu: int) -> Step:
 
 
 def differs(
-    labels: Mapping[int, str], mains: Mapping[int, Main], by_fault: Sorted
+    labels: Mapping[int, str], mains: Mapping[int, Main], by_fault: Sorted, fix: Fix
 ) -> Iterator[Finding]:
-    """The choices of hosts that could not reach each other."""
+    """The choices of hosts that could not reach each other; `fix`: the interface that they have in
+    common.
+    """
     apart = {
         call.pair
         for call in (*by_fault.no_route, *by_fault.blocked, *by_fault.unroutable)
@@ -171,6 +173,7 @@ def differs(
             interfaces=tuple(sorted({mains[seat][0] for seat in wrong})),
         ),
         {labels[seat]: text for seat, text in chosen.items()},
+        fix=fix,
         confidence=Confidence.LIKELY if odd and not odd.tie else Confidence.POSSIBLE,
         # A reason, not a fault of its own: the calls that fail decide the verdict.
         explained_by=next(failing, None),

@@ -19,6 +19,7 @@ from socket import socket
 from typing import Any
 
 from nccl_doctor.toolkit.cpu_wait import CpuWatch
+from nccl_doctor.toolkit.net.interfaces import line_rate
 from nccl_doctor.toolkit.net.tcp_info import TcpInfo
 from nccl_doctor.toolkit.peers.echo import Door
 from nccl_doctor.toolkit.peers.schedule import Slots
@@ -260,9 +261,5 @@ def warm_part(arrived: Sequence[tuple[float, int]]) -> tuple[int, float]:
 
 def nic_speed(interface: str, root: Path) -> int | None:
     """Line rate in Mbit/s; None if it is not known, or the interface is not hardware."""
-    nic = root / "sys/class/net" / interface
-    try:
-        speed = int((nic / "speed").read_text()) if (nic / "device").exists() else -1
-    except (OSError, ValueError):
-        return None
-    return speed if speed > 0 else None
+    is_hardware = (root / "sys/class/net" / interface / "device").exists()
+    return line_rate(interface, root) if is_hardware else None

@@ -32,7 +32,7 @@ from nccl_doctor.toolkit.nccl.interface_choice import (
     subnet_prefixes,
 )
 from nccl_doctor.toolkit.nccl.release import NcclRelease, loaded_release
-from nccl_doctor.toolkit.net.interfaces import Interface, interfaces
+from nccl_doctor.toolkit.net.interfaces import Interface, interfaces, line_rate
 from nccl_doctor.toolkit.net.routes import gateways
 from nccl_doctor.toolkit.variables.recorded import allowed
 from nccl_doctor.toolkit.variables.table import rail_variables
@@ -85,10 +85,10 @@ def survey(
 
     `choices`: library → `Choice`; `listen`: see `chosen`; `nccl_data`: name of the network that
     data takes between hosts, see `Road`; `interfaces`: the chosen ones, and at most
-    `MAX_INTERFACES` more, each with its `subnets`, one for each address, and the `gateways` of
-    default routes that leave by it; `lacking`: see `lacking_cards`; `asked`: the answer of `ask`,
-    which decides where it differs; `by_file`: what a configuration file says where the environment
-    has NCCL_SOCKET_IFNAME and so wins: `value`, `origin` and `picks`, or None.
+    `MAX_INTERFACES` more, each with its `subnets`, one for each address, the `gateways` of default
+    routes that leave by it, and its line rate, `mbps`; `lacking`: see `lacking_cards`; `asked`: the
+    answer of `ask`, which decides where it differs; `by_file`: what a configuration file says where
+    the environment has NCCL_SOCKET_IFNAME and so wins: `value`, `origin` and `picks`, or None.
     """
     found = interfaces()
     prefixes = subnet_prefixes()
@@ -111,6 +111,7 @@ def survey(
                 **each.to_json(),
                 "subnets": _subnets(each, prefixes),
                 "gateways": [way.address for way in ways if way.interface == each.name],
+                "mbps": line_rate(each.name, root),
             }
             for each in shown
         ],

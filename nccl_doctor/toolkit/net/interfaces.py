@@ -80,6 +80,12 @@ def hardware_address(name: str, root: Path = host.ROOT) -> str:
     return text if text.strip("0:") else ""
 
 
+def line_rate(name: str, root: Path = host.ROOT) -> int | None:
+    """Line rate of an interface in Mbit/s; None where the kernel does not tell."""
+    text = host.text_of(root / "sys/class/net" / name.partition(":")[0] / "speed")
+    return int(text) if text.isdecimal() and int(text) else None
+
+
 def interfaces_above(name: str, root: Path = host.ROOT) -> set[str]:
     """Interfaces that are made of this one, directly or not: bonds, bridges, VLANs."""
     found: set[str] = set()
