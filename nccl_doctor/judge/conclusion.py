@@ -11,6 +11,7 @@ from nccl_doctor.judge.causes import explain, fold, root_causes
 from nccl_doctor.judge.checks import Judged, judge_all
 from nccl_doctor.judge.excuses import excuse
 from nccl_doctor.judge.old_values import put_back
+from nccl_doctor.judge.one_value import one_value_each
 from nccl_doctor.judge.sentence import summary
 from nccl_doctor.judge.status import check_results
 from nccl_doctor.model.check import Check
@@ -67,6 +68,7 @@ def conclude(
         if wanted(finding.code)
     ]
     findings = put_back(fold(excuse(explain(kept, cluster))), cluster)
+    findings = one_value_each(findings, cluster)
     results = check_results(cluster, checks, findings, skipped=skipped, broken=broken)
     results = sorted([*results, *others], key=lambda result: (result.layer.order, result.name))
     heard = run.alone or (cluster.complete and len(cluster.present) >= cluster.world_size)

@@ -103,6 +103,18 @@ def _ways(way: str) -> tuple[Fix, ...]:
     return (Fix(*way.steps, text=str(way) if own else ""), *way.alternatives)
 
 
+def ways_of(fix: Fix) -> tuple[Fix, ...]:
+    """The first way of a fix, and its alternatives, each as a fix without others."""
+    return (_ways(fix)[0], *fix.alternatives)
+
+
+def join_ways(ways: Sequence[Fix]) -> Fix:
+    """The fix of these ways, the first one before the others; inverse of `ways_of`."""
+    first, *others = ways
+    own = not first.steps or str(first) != _in_words(first.steps, ())
+    return Fix(*first.steps, text=str(first) if own else "", alternatives=others)
+
+
 def _made(steps: tuple[Step, ...], text: str, alternatives: tuple[Fix, ...]) -> Fix:
     return Fix(*steps, text=text, alternatives=alternatives)
 

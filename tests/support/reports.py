@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 
 from nccl_doctor.api import Check, Cluster, Context, Finding, Kind, Layer, Round, Scope, Severity
+from nccl_doctor.judge.one_value import settings_of
 from nccl_doctor.model.report import Report
 from nccl_doctor.model.run_record import RunRecord
 from nccl_doctor.report.formats import json as json_format
@@ -35,6 +36,19 @@ def validate(data: Any) -> None:
         assert finding["explained_by"] is None or finding["explained_by"] in codes
     for finding in data["root_causes"]:
         assert finding in data["findings"]
+    assert two_values(data) == [], "two proposals for one setting of a host"
+
+
+def two_values(data: Any) -> list[str]:
+    """Settings of hosts for which the fixes of a report, as JSON data, propose several values."""
+    proposed: dict[tuple[str, str], set[str]] = {}
+    for finding in data["findings"]:
+        for way in (finding, *finding["fix_alternatives"]):
+            for step in way["fix_steps"]:
+                for name, value in settings_of(step["command"]).items():
+                    for host in step["hosts"]:
+                        proposed.setdefault((host, name), set()).add(value)
+    return [f"{' '.join(key)}: {sorted(each)}" for key, each in proposed.items() if len(each) > 1]
 
 
 @lru_cache(maxsize=64)
