@@ -135,8 +135,8 @@ class View:
         return address in self.host.addresses or is_loopback(address)
 
     def is_kept_at(self, addresses: Collection[str]) -> bool:
-        """Whether torch does not go on from one of these: another program answers there, or nobody
-        says no for longer than the job waits.
+        """Whether torch does not go on from one of these: another program answers there, or it is
+        silent for longer than the job waits.
         """
         last = self.road.get("last") or {}
         if last.get("answer") and last["address"] in addresses:

@@ -69,7 +69,7 @@ def _settings(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 class _Settled:
-    """What the findings so far set."""
+    """Values that the findings so far set."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._hosts = StepHosts(cluster)

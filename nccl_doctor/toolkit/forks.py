@@ -159,8 +159,8 @@ def fork_child(body: Callable[[], int]) -> int:
 
 
 def service_end(pid: int) -> str:
-    """How a process started by `fork_service` has ended, as `exit code 1` or `SIGKILL`; it is
-    reaped then. Empty while it lives.
+    """End of a process started by `fork_service`, as `exit code 1` or `SIGKILL`; it is reaped then.
+    Empty while it lives.
     """
     try:
         reaped, status = os.waitpid(pid, os.WNOHANG)

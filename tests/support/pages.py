@@ -118,7 +118,7 @@ def healthy() -> Report:
 
 def measured(count: int, blocked=(), slow=()) -> Cluster:
     """Hosts that called each other and measured the links between them."""
-    calls = peers.World(count, "gloo").fail(blocked, peers.DROPPED).cluster()
+    calls = peers.World(count, "nccl").fail(blocked, peers.DROPPED).cluster()
     speeds = exchanges.World(count).slow(slow).cluster()
     hosts = [
         replace(host, facts={**host.facts, **other.facts})

@@ -132,9 +132,8 @@ def test_a_healthy_network_has_no_finding(
     checks: tuple[Check, ...] = (
         LaunchRecord(), Ranks(), MasterAddr(), MasterNetwork(), OwnName(), Interfaces(),
     )  # fmt: skip
-    assert {check.name: judge(check, cluster) for check in checks} == {
-        check.name: [] for check in checks
-    }
+    found = [each for check in checks for each in judge(check, cluster)]
+    assert [each for each in found if each.level is not Severity.INFO] == []
     assert {rank.launch and rank.launch.master_addr for rank in cluster.ranks} == {master}
 
 

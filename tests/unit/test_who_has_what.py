@@ -237,6 +237,16 @@ def proxies(sides: Sides, tmp: Path) -> Made:
     return "environment", environments(envs)
 
 
+def named_files(sides: Sides, tmp: Path) -> Made:
+    env = {"NCCL_TOPO_FILE": "/t.xml"}
+    files = [{"name": "NCCL_TOPO_FILE", "path": "/t.xml", "use": "read"}]
+    of_rank = {
+        rank: {"files": [{**files[0], "digest": ("beef", "cafe")[side]}]}
+        for rank, side in enumerate(sides)
+    }
+    return "environment", environments([env] * len(sides), of_rank=of_rank)
+
+
 def net_plugins(sides: Sides, tmp: Path) -> Made:
     both = test_check_net_plugin.PLAIN, test_check_net_plugin.facts_of(loaded="libnccl-net.so")
     return "net_plugin", test_check_net_plugin.cluster_of(*(both[side] for side in sides))
@@ -294,6 +304,7 @@ CASES: list[tuple[str, tuple[str, str], Make]] = [
          *(test_check_cpus.clock(("performance", "schedutil")[side]) for side in sides)))),
     ("env-differs", ("NCCL_NET=IB", "NCCL_NET=Socket"), environment),
     ("env-differs", ("no proxy", "a proxy"), proxies),
+    ("env-file-differs", ("sha256 beef", "sha256 cafe"), named_files),
     ("gloo-families-differ", ("IPv4", "IPv6"),
      lambda sides, _: ("own_name", test_check_own_name.choosing(
          *((f"192.168.77.{n + 1}", f"fd00::{n + 1}")[side] for n, side in enumerate(sides))))),
