@@ -2,14 +2,16 @@
 
 What it checks
 --------------
-Under Slurm, MASTER_ADDR (or PET_RDZV_ENDPOINT) is compared with the hosts of SLURM_JOB_NODELIST and
-with SLURM_LAUNCH_NODE_IPADDR, the address of the host on which srun was started. If hosts are
-missing, the number of hosts that the job expects is compared with the list too.
+Under Slurm, MASTER_ADDR (or the endpoint of a c10d rendezvous) is compared with the hosts of
+SLURM_JOB_NODELIST and with the variables of the host on which srun or sbatch was started:
+SLURM_LAUNCH_NODE_IPADDR, SLURM_SRUN_COMM_HOST, SLURM_SUBMIT_HOST. Where it is an address of that
+host, the hosts of the list are looked up: one of them may have it. If hosts are missing, the number
+of hosts that the job expects is compared with the list too.
 
 Why it matters
 --------------
-SLURM_LAUNCH_NODE_IPADDR, and `hostname` in a script that runs outside the allocation, are those of
-a login node: no rank runs there to serve the store, and all ranks wait for their time-out. So they
+These variables, and `hostname` in a script that runs outside the allocation, are those of a login
+node: no rank runs there to serve the store, and all ranks wait for their time-out. So they
 do where --nnodes, or WORLD_SIZE, was written for a larger allocation.
 
 How to fix
@@ -33,8 +35,9 @@ sbatch(1), srun(1): output environment variables; scontrol(1): show hostnames.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from nccl_doctor.api import (
@@ -47,10 +50,10 @@ from nccl_doctor.api import (
     Kind,
     Layer,
     On,
+    Rank,
     Skip,
     Step,
     Where,
-    export,
     shell,
 )
 from nccl_doctor.toolkit.c10d import endpoint_host, rendezvous_of
@@ -83,6 +86,11 @@ NNODES_BEYOND = Kind(
     ),
 )
 LOOK_UP_S = 2.0
+_OF_LAUNCH_NODE = ("SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST", "SLURM_SUBMIT_HOST")
+"""Variables with an address or the name of the host on which srun or sbatch was started: srun(1),
+sbatch(1), output environment variables."""
+_MOST_LOOKED_UP = 256
+_AT_A_TIME = 16
 
 
 class SlurmAllocation(Check):
@@ -90,11 +98,14 @@ class SlurmAllocation(Check):
 
     name = "slurm_allocation"
     layer = Layer.LAUNCH
+    deadline_s = 6 * LOOK_UP_S
     kinds = (MASTER_OUTSIDE_ALLOCATION, NNODES_BEYOND)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Slurm's hosts, and the addresses of the master; `first`: those of the first of Slurm's
-        hosts, None if the master is one of them.
+        hosts, None if the master is one of them. `variables` are those of the launch node that lead
+        to the master; `outside`: True if the look-ups show that no host of the list has it, None if
+        they do not show it.
         """
         hosts = slurm_hosts(ctx.env.get("SLURM_JOB_NODELIST", ""))
         if not hosts:
@@ -104,16 +115,30 @@ class SlurmAllocation(Check):
         if given.endpoint and given.backend.lower() == "c10d":
             master = endpoint_host(given.endpoint)
         listed = {_short(host) for host in hosts}
+        told = {name: ctx.env[name] for name in _OF_LAUNCH_NODE if ctx.env.get(name)}
         asked = [master] if master else []
-        asked += [hosts[0]] if master and _short(master) not in listed else []  # what to use then
-        with ThreadPoolExecutor(2) as pool:
-            found = [list(each.answers) for each in pool.map(_look_up, asked)]
+        if master and _short(master) not in listed:  # what to use then, and whose it is
+            asked += [hosts[0], *told.values()]
+        found = _look_up_all(asked)
+        answers = found.get(master, ())
+        variables = [
+            name
+            for name, value in told.items()
+            if value in (master, *answers) or not set(found.get(value, ())).isdisjoint(answers)
+        ]
+        outside = None
+        if variables and _short(master) not in listed and len(hosts) <= _MOST_LOOKED_UP:
+            of_hosts = _look_up_all(hosts)
+            if all(of_hosts.values()):
+                outside = all(set(each).isdisjoint(answers) for each in of_hosts.values())
         return {
             "hosts": list(hosts),
             "master": master,
-            "answers": found[0] if found else [],
-            "first": found[1] if len(found) > 1 else None,
+            "answers": list(answers),
+            "first": list(found[hosts[0]]) if hosts[0] in found and len(asked) > 1 else None,
             "launch_node": ctx.env.get("SLURM_LAUNCH_NODE_IPADDR", ""),
+            "variables": variables,
+            "outside": outside,
         }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
@@ -124,7 +149,7 @@ class SlurmAllocation(Check):
         owned = {address for host in cluster.hosts for address in host.addresses}
         names = {_short(host.name) for host in cluster.hosts if host.name}
         said: set[str] = set()
-        for _, facts in cluster.facts(self.name):
+        for rank, facts in cluster.facts(self.name):
             master = facts["master"]
             here = any(a in owned or is_loopback(a) for a in facts["answers"])
             if not master or master in said or here or _short(master) in names:
@@ -134,27 +159,46 @@ class SlurmAllocation(Check):
                 continue
             is_number = bool(facts["answers"]) and master in facts["answers"]
             launch = facts["launch_node"] in (master, *facts["answers"])
+            variables = facts.get("variables", ["SLURM_LAUNCH_NODE_IPADDR"] * launch)
             # The launch node may be the first host of the job, without a report here.
-            if is_number and not (launch and len(cluster.present_hosts) >= len(hosts)):
+            apart = facts.get("outside") or (launch and len(cluster.present_hosts) >= len(hosts))
+            if is_number and not apart:
                 continue
             said.add(master)
             first = facts["hosts"][0]
-            fix = Fix(export(MASTER_ADDR=first), alternatives=[Fix(_FIRST)])
-            if any(other.get("first") == [] for _, other in cluster.facts(self.name)):
-                note = f"the name {first} does not resolve on all of them"
-                fix = Fix(
-                    Step(shell("export MASTER_ADDR={}", address_of(first)), On.EVERY, note=note)
-                )
-            known = ", SLURM_LAUNCH_NODE_IPADDR" if launch else ""
+            lost = any(other.get("first") == [] for _, other in cluster.facts(self.name))
+            fix = _first_of_all(rank, first, resolves=not lost)
+            known = "".join(f", {name}" for name in variables)
             yield Finding(
                 MASTER_OUTSIDE_ALLOCATION,
                 f"the master is {master}{known}; SLURM_JOB_NODELIST has {len(hosts)} hosts, from "
                 f"{facts['hosts'][0]} to {facts['hosts'][-1]}",
                 Where(hosts=tuple(sorted({r.host.label for r, _ in cluster.facts(self.name)}))),
-                {"answers": facts["answers"], "launch_node": facts["launch_node"]},
+                {
+                    "answers": facts["answers"],
+                    "launch_node": facts["launch_node"],
+                    "variables": variables,
+                },
                 fix=fix,
                 confidence=Confidence.LIKELY,
             )
+
+
+def _first_of_all(rank: Rank, first: str, *, resolves: bool) -> Fix:
+    """The fix that makes the first of Slurm's hosts the master, in the way in which it is given."""
+    if resolves:
+        steps = start_with([rank], "master_addr", first, On.EVERY)
+        by_variable = [step for step in steps if step.command.startswith("export ")]
+        return Fix(*steps, alternatives=[Fix(_FIRST)] if by_variable else [])
+    note = f"the name {first} does not resolve on all of them"
+    steps = start_with([rank], "master_addr", address_of(first), On.EVERY)
+    return Fix(*(replace(step, note=note) for step in steps))
+
+
+def _look_up_all(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Name → its addresses, for as many as answer in time."""
+    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+        return dict(zip(names, (each.answers for each in pool.map(_look_up, names)), strict=True))
 
 
 def _beyond(cluster: Cluster) -> Iterator[Finding]:
@@ -189,4 +233,6 @@ def _look_up(name: str) -> LookUp:
 
 
 def _short(name: str) -> str:
-    return name.partition(".")[0].lower()
+    """A name without its domain; an address as it is."""
+    short, _, domain = name.partition(".")
+    return name if short.isdecimal() and domain else short.lower()

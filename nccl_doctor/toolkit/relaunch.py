@@ -31,12 +31,13 @@ def start_with(
     Args:
         ranks: one of each host.
         field: of the launch record.
-        value: the right one, or a word of `UNKNOWN`.
+        value: the right one, a word of `UNKNOWN`, or a `Command` that a shell puts in its place.
         on: which hosts they are, in words. What the first of them has stands for all.
     """
     hosts: dict[tuple[str, str, str], list[str]] = {}
     for rank in ranks:
-        given = _given(rank.launch or Launch(), field, str(value))
+        new = value if isinstance(value, Command) else str(value)
+        given = _given(rank.launch or Launch(), field, new)
         hosts.setdefault(given, []).append(rank.host.label)
     found = list(hosts.items())[: 1 if on else None]
     return tuple(_step(*given, on or tuple(at)) for given, at in found)
@@ -53,10 +54,16 @@ def _given(launch: Launch, field: str, new: str) -> tuple[str, str, str]:
             name = _VARIABLES[field]
     old = getattr(launch, field)
     if name in _ENDPOINTS:
-        of_addr = field == "master_addr"
-        at = f"{new}:{launch.master_port}" if of_addr else f"{launch.master_addr}:{new}"
-        return name, f"{launch.master_addr}:{launch.master_port}", at
+        addr, port = launch.master_addr or "", str(launch.master_port)
+        at = _endpoint(new, port) if field == "master_addr" else _endpoint(addr, new)
+        return name, _endpoint(addr, port), at
     return name, "" if old is None else str(old), new
+
+
+def _endpoint(host: str, port: str) -> str:
+    if isinstance(host, Command):
+        return shell("{}:{:number}", host, port)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _step(name: str, old: str, new: str, on: On | tuple[str, ...]) -> Step:

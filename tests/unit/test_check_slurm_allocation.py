@@ -10,7 +10,8 @@ from nccl_doctor.api import Cluster, Context, Launch, Skip
 from nccl_doctor.checks.ranks import Ranks
 from nccl_doctor.checks.slurm_allocation import SlurmAllocation
 from nccl_doctor.judge.conclusion import conclude
-from tests.support.clusters import make_cluster, shut_out
+from tests.support.checks import CHECKS
+from tests.support.clusters import change_rank, make_cluster, shut_out, with_round
 from tests.support.findings import judge, only
 from tests.support.reports import RUN
 
@@ -29,7 +30,16 @@ def view(master: str, *answers: str, launch: str = "10.1.1.1") -> dict[str, Any]
 def cluster(seen: dict[str, Any], *out: str, **fields: Any) -> Cluster:
     names = ("nd0", "nd1")
     by_host = dict.fromkeys(names, seen)
-    return shut_out(make_cluster(names, check="slurm_allocation", by_host=by_host, **fields), *out)
+    made = make_cluster(names, check="slurm_allocation", by_host=by_host, **fields)
+    return shut_out(by_srun(made), *out)
+
+
+def by_srun(made: Cluster) -> Cluster:
+    """The same, where each rank reads MASTER_ADDR from its environment."""
+    told = {"launcher": "srun", "sources": {"master_addr": "MASTER_ADDR"}}
+    for rank in made.present:
+        made = change_rank(made, rank.seat, launch=told)
+    return made
 
 
 def test_a_login_node_by_name() -> None:
@@ -49,11 +59,66 @@ def test_a_login_node_by_address() -> None:
     only(CHECK, cluster(seen, "nd1"), "master-outside-allocation", hosts=["nd0", "nd1"])
 
 
+C10D = {"launcher": "nccl-doctor", "sources": {"master_addr": "--rdzv-endpoint"}}
+
+
+def lone(seen: dict[str, Any], **launch: Any) -> Cluster:
+    """What the first host knows where nobody ever met: its own facts only."""
+    by_host = {"nd0": seen}
+    made = make_cluster(("nd0",), 1, check="slurm_allocation", by_host=by_host, complete=False)
+    return change_rank(made, 0, launch={**C10D, "master_addr": seen["master"], **launch})
+
+
+def test_an_endpoint_outside_as_a_number_is_known_to_each_host_alone() -> None:
+    seen = view("10.1.1.1", "10.1.1.1")
+    told = {"variables": ["SLURM_SRUN_COMM_HOST"], "outside": True, "first": ["192.168.77.1"]}
+    found = only(CHECK, lone({**seen, **told}), "master-outside-allocation", hosts=["nd0"])
+    assert found.message.startswith("the master is 10.1.1.1, SLURM_SRUN_COMM_HOST; ")
+    assert found.fix.startswith("on every host: # --rdzv-endpoint nd0:29500 ")
+    assert "MASTER_ADDR" not in found.fix
+    for outside in (False, None):  # a host of the list has the address, or may have
+        assert judge(CHECK, lone({**seen, **told, "outside": outside})) == []
+
+
+def test_the_address_of_slurm_in_an_endpoint_is_read_by_the_shell() -> None:
+    told = {"variables": ["SLURM_SUBMIT_HOST"], "outside": True, "first": []}
+    found = only(
+        CHECK,
+        lone({**view("10.1.1.1", "10.1.1.1"), **told}),
+        "master-outside-allocation",
+        hosts=["nd0"],
+    )
+    assert "# --rdzv-endpoint $(scontrol show node nd0 | " in found.fix
+    assert "cut -d= -f2):29500" in found.fix
+
+
+def test_a_port_that_refuses_outside_the_allocation_is_no_second_cause() -> None:
+    told = {"variables": ["SLURM_LAUNCH_NODE_IPADDR"], "outside": True, "first": ["192.168.77.1"]}
+    seen = {**view("10.1.1.1", "10.1.1.1"), **told}
+    refused = {
+        "address": "10.1.1.1",
+        "outcome": "refused",
+        "detail": "",
+        "answer": "",
+        "reply": "",
+    }
+    port = {
+        "master_addr": "10.1.1.1",
+        "port": 29500,
+        "server": "other",
+        "bind_errno": None,
+        "knock": {"last": refused, "passed": [], "seconds": 1.0},
+    }
+    made = with_round(lone(seen), "port", "alone", {"nd0": port})
+    report = conclude(made, [CHECK, CHECKS["port"]], run=RUN)
+    assert [cause.code for cause in report.root_causes] == ["master-outside-allocation"]
+
+
 def test_a_name_that_does_not_resolve_is_not_recommended() -> None:
     known, unknown = ({**view("login1", "10.1.1.1"), "first": a} for a in (["10.0.0.1"], []))
     for other, resolves in ((known, True), (unknown, False)):
         by_host = {"nd0": known, "nd1": other}
-        made = make_cluster(tuple(by_host), check="slurm_allocation", by_host=by_host)
+        made = by_srun(make_cluster(tuple(by_host), check="slurm_allocation", by_host=by_host))
         found = only(
             CHECK, shut_out(made, "nd1"), "master-outside-allocation", hosts=["nd0", "nd1"]
         )
@@ -104,6 +169,27 @@ def test_what_is_read() -> None:
     assert CHECK.observe(Context(launch=launch, env=c10d))["master"] == "127.0.0.2"
     with pytest.raises(Skip):
         CHECK.observe(Context(launch=launch, env={}))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "variable", "master", "told"),
+    [
+        ("127.0.0.[1-2]", "SLURM_SRUN_COMM_HOST", "127.0.0.9", (["SLURM_SRUN_COMM_HOST"], True)),
+        ("127.0.0.[1-2]", "SLURM_SUBMIT_HOST", "127.0.0.9", (["SLURM_SUBMIT_HOST"], True)),
+        ("127.0.0.1,localhost", "SLURM_SUBMIT_HOST", "127.0.0.9", (["SLURM_SUBMIT_HOST"], True)),
+        # A host of the list has it, by another name; one of them is not known.
+        ("nd-none,localhost", "SLURM_SUBMIT_HOST", "127.0.0.9", (["SLURM_SUBMIT_HOST"], None)),
+        ("localhost", "SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1", None),
+        ("127.0.0.[1-2]", "SLURM_SUBMIT_DIR", "127.0.0.9", ([], None)),
+    ],
+)
+def test_the_hosts_of_the_list_are_looked_up_where_a_variable_leads_to_the_master(
+    nodes: str, variable: str, master: str, told: tuple[list[str], bool | None] | None
+) -> None:
+    env = {"SLURM_JOB_NODELIST": nodes, variable: master}
+    found = CHECK.observe(Context(launch=Launch("srun", master_addr=master), env=env))
+    expected = told or ([variable], False)
+    assert (found["variables"], found["outside"]) == expected
 
 
 def fewer(*absent: int, nodelist: tuple[str, ...] = ("nd0", "nd1"), **env: str) -> Cluster:
