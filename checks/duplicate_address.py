@@ -68,6 +68,7 @@ from nccl_doctor.toolkit.containers import (
     network_for,
 )
 from nccl_doctor.toolkit.host import addresses
+from nccl_doctor.toolkit.hosts import network_of
 from nccl_doctor.toolkit.nccl.use_interface import use_interface
 from nccl_doctor.toolkit.net.interfaces import (
     interfaces,
@@ -148,8 +149,7 @@ class DuplicateAddress(Check):
             if facts["likely"]:
                 owners.setdefault(facts["likely"][1], []).append((rank.host, facts))
         for address, hosts in owners.items():
-            machines = {(host.name, host.addresses) for host, _ in hosts}
-            if len(hosts) < 2 or len(machines) < 2:
+            if len({network_of(host) for host, _ in hosts}) < 2:
                 continue
             # Hosts that signed in and each have another address used that one: no conflict.
             apart = all(host.joined and facts["others"] for host, facts in hosts)
@@ -183,7 +183,7 @@ def _beside(
     """Findings on a host that has the address of another one beside its own."""
     nic, prefix = facts.get("places", {}).get(address, ("", None))
     for owner, theirs in owners:
-        if (owner.name, owner.addresses) == (here.name, here.addresses):
+        if network_of(owner) == network_of(here):
             continue
         place = shell("{} dev {}", f"{address}/{prefix}" if prefix else address, nic)
         take = Step(

@@ -90,6 +90,7 @@ from nccl_doctor.api import (
     fill,
     host_labels,
     shell,
+    spans_machines,
 )
 from nccl_doctor.toolkit.firewall.netfilter import quote_hit
 from nccl_doctor.toolkit.hosts import link_names
@@ -186,6 +187,8 @@ class Firewall(Check):
         """
         if max(cluster.nnodes, len(cluster.hosts)) < 2:
             raise Skip("only one host: no peers")
+        if not spans_machines(cluster):
+            raise Skip("all node ranks are on one machine: no peers")
         speakers = [cluster.first_on(host) for host in cluster.present_hosts]
         seats = tuple(rank.seat for rank in speakers if rank is not None)
         if not seats:

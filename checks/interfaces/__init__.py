@@ -66,6 +66,7 @@ from nccl_doctor.api import (
     host_labels,
     look,
     shell,
+    spans_machines,
 )
 from nccl_doctor.toolkit.nccl.answer import Answer, ask_nccl
 from nccl_doctor.toolkit.nccl.interface_choice import COMM_ID, NCCL_VARIABLE
@@ -267,7 +268,7 @@ def _bad_choice(
             fault = _missing(choice, facts.get("asked"))
         elif not (variable or names):
             kind = NONE_RUNS
-    elif loops and cluster.is_multi_host() and (used or library == "gloo" or variable):
+    elif loops and spans_machines(cluster) and (used or library == "gloo" or variable):
         kind, fault = INTERFACE_LOOPBACK, f"the other hosts would get {loops[0][1]}"
         names = [pick[0] for pick in loops]
     else:

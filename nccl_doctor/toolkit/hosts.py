@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.model.cluster import Cluster, Host, OutcomeStatus, Rank
@@ -31,8 +31,19 @@ def spans_machines(cluster: Cluster) -> bool:
 
     Two node ranks on one machine need none; if a host is missing, nnodes decides.
     """
-    machines = {(host.name, host.addresses) for host in cluster.present_hosts}
-    return cluster.is_multi_host() and (len(machines) > 1 or not everybody_came_in(cluster))
+    networks = set(map(network_of, cluster.present_hosts))
+    return cluster.is_multi_host() and (len(networks) > 1 or not everybody_came_in(cluster))
+
+
+def network_of(host: Host) -> Hashable:
+    """Key of the network that a host sees: the same for several node ranks on one machine, also in
+    containers with the network of the host, and names of their own.
+
+    `Host.key` has name, kernel boot and network namespace. Clones of one image may have the last
+    two in common, but no two of them all addresses.
+    """
+    _, _, place = host.key.partition("|")
+    return (place or host.name, host.addresses)
 
 
 def is_namesake(rank: Rank) -> bool:

@@ -124,6 +124,19 @@ def shut_out(cluster: Cluster, *names: str) -> Cluster:
     return replace(cluster, hosts=tuple(hosts.values()), ranks=ranks)
 
 
+def on_one_machine(cluster: Cluster, *names: str) -> Cluster:
+    """A copy in which these hosts are containers with one network, as with `hostNetwork: true`."""
+    first = next(host for host in cluster.hosts if host.name in names)
+    hosts = {
+        host.id: replace(host, key=f"{host.name}|boot|4026531840", addresses=first.addresses)
+        if host.name in names
+        else host
+        for host in cluster.hosts
+    }
+    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in cluster.ranks)
+    return replace(cluster, hosts=tuple(hosts.values()), ranks=ranks)
+
+
 def change_rank(
     cluster: Cluster, seat: int, *, launch: Mapping[str, Any] | None = None, **fields: Any
 ) -> Cluster:

@@ -9,7 +9,7 @@ from typing import Any
 from nccl_doctor.api import Cluster, Context, Launch, Severity
 from nccl_doctor.checks.duplicate_address import DuplicateAddress
 from nccl_doctor.toolkit.containers import USER_NAT
-from tests.support.clusters import make_cluster, shut_out
+from tests.support.clusters import make_cluster, on_one_machine, shut_out
 from tests.support.findings import judge, only
 from tests.support.rows import each_row
 
@@ -102,6 +102,13 @@ def test_two_node_ranks_on_one_machine_have_one_address() -> None:
     hosts = tuple(replace(h, name=same.name, addresses=same.addresses) for h in made.hosts)
     ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
     assert judge(CHECK, replace(made, hosts=hosts, ranks=ranks)) == []
+
+
+def test_containers_with_the_network_of_their_machine_have_one_address() -> None:
+    same = host("192.168.77.1", "192.168.77.9")
+    made = cluster(same, {**same, "others": ["192.168.77.1"]})
+    assert len(judge(CHECK, made)) == 2
+    assert judge(CHECK, on_one_machine(made, "nd0", "nd1")) == []
 
 
 def test_this_host() -> None:

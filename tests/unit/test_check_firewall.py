@@ -35,7 +35,8 @@ from nccl_doctor.toolkit.net.interfaces import Interface
 from nccl_doctor.toolkit.peers.echo import Door
 from nccl_doctor.toolkit.peers.listeners import Listeners
 from nccl_doctor.toolkit.peers.schedule import Schedule
-from tests.support.clusters import make_cluster, outcome, with_round
+from tests.support.checks import CHECKS
+from tests.support.clusters import make_cluster, on_one_machine, outcome, with_round
 from tests.support.fixes import prose_with_commands
 from tests.support.peers import (
     DROPPED,
@@ -354,6 +355,30 @@ def test_an_address_that_two_hosts_have_is_no_fault_of_its_interface() -> None:
         ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
         found = list(CHECK.judge(replace(made, hosts=tuple(hosts), ranks=ranks)))
         assert [(f.code, f.explained_by) for f in found] == [("interface-unroutable", reason)]
+
+
+def test_node_ranks_of_one_machine_are_no_two_hosts() -> None:
+    """Each has the address of the other, and their collectives pass."""
+    world = World(2, "gloo")
+    world.fail(pairs(world), OWN)
+    made = world.cluster()
+    assert [f.code for f in CHECK.judge(made)] == ["interface-unroutable"]
+    made = on_one_machine(made, "nd0", "nd1")
+    assert [*CHECK.judge(made), *CHECKS["interfaces"].judge(made)] == []
+    assert list(CHECK.sections(made)) == []
+    with pytest.raises(Skip, match="one machine"):
+        CHECK.plan(made)
+
+
+def test_of_three_hosts_on_two_machines_only_the_road_between_machines_is_judged() -> None:
+    world = World(3, "gloo").fail([("nd0", "nd1"), ("nd1", "nd0")], OWN)
+    made = on_one_machine(world.cluster(), "nd0", "nd1")
+    assert list(CHECK.judge(made)) == []
+    assert CHECK.plan(made)
+    world.fail([("nd2", "nd1"), ("nd2", "nd0"), ("nd0", "nd2"), ("nd1", "nd2")], DROPPED)
+    (found,) = CHECK.judge(on_one_machine(world.cluster(), "nd0", "nd1"))
+    assert found.code == "peer-blocked"
+    assert all("nd2" in link for link in found.where.links)
 
 
 def test_infiniband_carries_the_data_so_a_second_socket_does_not_matter() -> None:

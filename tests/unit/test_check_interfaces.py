@@ -12,7 +12,7 @@ from nccl_doctor.checks.interfaces import Interfaces
 from nccl_doctor.toolkit.nccl.conf import Setting
 from nccl_doctor.toolkit.nccl.survey import lacking_cards, survey
 from nccl_doctor.toolkit.net.interfaces import Interface
-from tests.support.clusters import outcome, shut_out
+from tests.support.clusters import on_one_machine, outcome, shut_out
 from tests.support.findings import judge
 from tests.support.peers import DROPPED, NO_ROUTE, World, choice, nic, only, pairs
 
@@ -307,6 +307,15 @@ def test_in_a_merged_report_too() -> None:
     found = judge(Interfaces(), shut_out(world.cluster(), "nd1"))
     levels = {each.where.hosts: each.level for each in found}
     assert levels == {("nd0",): Severity.FAIL, ("nd1",): Severity.WARN}
+
+
+def test_node_ranks_of_one_machine_may_meet_at_a_loopback_address() -> None:
+    world = World(2, "gloo")
+    for name in world.names:
+        world.facts[name]["choices"]["gloo"] = choice([("lo", "127.0.1.1")])
+    made = world.cluster()
+    assert {f.code for f in judge(Interfaces(), made)} == {"interface-loopback"}
+    assert judge(Interfaces(), on_one_machine(made, "nd0", "nd1")) == []
 
 
 def test_the_own_name_explains_what_gloo_makes_of_it() -> None:

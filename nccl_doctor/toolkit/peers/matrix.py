@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from nccl_doctor.model.cluster import Cluster, Rank
 from nccl_doctor.model.findings import Confidence
 from nccl_doctor.toolkit.blame import LinkBlame, blame_links
+from nccl_doctor.toolkit.hosts import network_of
 from nccl_doctor.toolkit.peers.pairs import items, mapping, number
 
 Pair = tuple[int, int]
@@ -174,19 +175,22 @@ def unread_s(entry: Mapping[str, Any], listener: Mapping[str, Any]) -> float:
 
 
 def read_calls(reports: Iterable[tuple[Rank, Mapping[str, Any]]], backend: str) -> list[PeerCall]:
-    """Calls between hosts that both reported.
+    """Calls between hosts that both reported, and do not share one network: node ranks of one
+    machine reach each other inside it.
 
     Args:
         reports: (observer, facts) with `peers` (seat as text → entries) and `nccl_data`.
         backend: the job's.
     """
-    facts = {rank.seat: report for rank, report in reports}
+    told = list(reports)
+    facts = {rank.seat: report for rank, report in told}
+    network = {rank.seat: network_of(rank.host) for rank, _ in told}
     wanted = {sockets: job_roles(backend, sockets) for sockets in (True, False)}
     calls = []
     for caller, report in facts.items():
         for text, entries in report.get("peers", {}).items():
             listener = int(text)
-            if listener not in facts:
+            if listener not in facts or network[listener] == network[caller]:
                 continue
             called = facts[listener]
             roles = wanted[called.get("nccl_data") == "sockets"]

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nccl_doctor.model.cluster import Cluster, Host, OutcomeStatus
+from nccl_doctor.toolkit.hosts import network_of
 
 
 def facts_of(host: Host, check: str, round_name: str) -> Mapping[str, Any] | None:
@@ -24,14 +25,17 @@ def by_partner(
 ) -> Iterator[tuple[Host, Host, Any]]:
     """(host, partner, value) of a fact that is a table: seat of the partner → value.
 
-    A partner that was lost in the same round says nothing about the road to it.
+    A partner that was lost in the same round says nothing about the road to it, and there is none
+    between node ranks of one machine.
     """
     of_seat = {str(rank.seat): rank.host for rank in cluster.ranks}
     facts = {host.id: facts_of(host, check, round_name) for host in cluster.hosts}
     for host in cluster.hosts:
         for seat, value in mapping(mapping(facts[host.id]).get(key)).items():
             partner = of_seat.get(str(seat))
-            if partner is not None and partner.id != host.id and facts[partner.id] is not None:
+            if partner is None or facts[partner.id] is None:
+                continue
+            if network_of(partner) != network_of(host):
                 yield host, partner, value
 
 
