@@ -74,10 +74,10 @@ from .answers import (
     differing,
     host_of_rank_0,
     loopback,
-    not_on_master,
     slow,
     unusable,
 )
+from .whose import not_on_master
 
 LOOK_UP_S = 4.0  # just under the resolver's own first time-out of 5 s: the answer would be late
 PATIENCE_S = 2.5  # the name of a pod that starts with the job comes seconds after it
@@ -193,7 +193,3 @@ def _source(answer: str) -> str:
 def _is_bridged(facts: Mapping[str, Any]) -> bool:
     """Whether the runtime of a container chose the address that others would use for it."""
     return bool(facts.get("container") and facts["likely"])
-
-
-def _has_name(facts: Mapping[str, Any]) -> bool:
-    return "name" in facts.get("knock", {})

@@ -25,14 +25,13 @@ from nccl_doctor.api import (
     odd_ones_out,
     shell,
 )
-from nccl_doctor.toolkit.containers import alike, network_for
 from nccl_doctor.toolkit.hosts import WHO, everybody_came_in, is_namesake, who_has_what
 from nccl_doctor.toolkit.net.dial import SILENCE_S
 from nccl_doctor.toolkit.net.interfaces import is_loopback
 from nccl_doctor.toolkit.net.names import LookUp
-from nccl_doctor.toolkit.relaunch import start_with
+from nccl_doctor.toolkit.relaunch import endpoint_of, start_with
 from nccl_doctor.toolkit.shared_kinds import ADDR_DIGITS_ONLY, ADDR_LOOPBACK, ADDR_UNRESOLVABLE
-from nccl_doctor.toolkit.slurm import address_of, slurm_hosts
+from nccl_doctor.toolkit.slurm import address_of, place_of_host, slurm_hosts
 
 ADDR_DIFFERS = Kind(
     code="addr-differs",
@@ -127,8 +126,15 @@ class View:
 
     @property
     def shown(self) -> str:
-        """MASTER_ADDR and where it leads, in words."""
-        return f"MASTER_ADDR={self.name} resolves to {', '.join(self.answers)}"
+        """MASTER_ADDR and where it leads, in words; an endpoint as it was given."""
+        said = endpoint_of(self.rank.launch) or f"MASTER_ADDR={self.name}"
+        return f"{said} resolves to {', '.join(self.answers)}"
+
+    @property
+    def meets(self) -> bool:
+        """Whether a store answers at MASTER_ADDR, and it is not one of this host."""
+        last = self.road.get("last") or {}
+        return last.get("answer") == "store" and not self.owns(str(last.get("address")))
 
     def owns(self, address: str) -> bool:
         """Whether an address leads to this host."""
@@ -148,6 +154,11 @@ class View:
             if at in addresses
         ]
         return self.limit_s is not None and self.limit_s < SILENCE_S * len(silent)
+
+    def is_told(self) -> bool:
+        """Whether somebody gave this host its node rank, which is else 0."""
+        launch = self.rank.launch
+        return launch is not None and launch.sources.get("node_rank") != "default"
 
     def is_elsewhere(self) -> bool:
         """Whether this host certainly is not rank 0's, by its own launch record."""
@@ -197,9 +208,8 @@ def unusable(view: View, views: Sequence[View], master: View | None) -> Iterator
         fix = f"add rank 0's host to /etc/hosts here: ADDRESS {name}"
         nodes = slurm_hosts(view.rank.env.get("SLURM_JOB_NODELIST", ""))
         if name in nodes and _PLAIN.fullmatch(name):
-            line = shell("export MASTER_ADDR={}", address_of(name))
-            undo, note = shell("export MASTER_ADDR={}", name), "by which Slurm reaches it"
-            fix = Fix(Step(line, On.EVERY, undo=undo, note=note))
+            steps = start_with([view.rank], "master_addr", address_of(name), On.EVERY)
+            fix = Fix(*(replace(step, note="by which Slurm reaches it") for step in steps))
         if "/" in name or name.count(":") == 1:
             fix = "MASTER_ADDR takes only a name or an address: the port goes into MASTER_PORT"
         elif address and _PLAIN.fullmatch(name):
@@ -247,7 +257,10 @@ def loopback(cluster: Cluster, views: Sequence[View]) -> Iterator[Finding]:
         if view.is_loopback and (theirs if view.is_master else not view.got_in):
             entry = f"take {view.name} off the loopback line of /etc/hosts"
             others = [] if anywhere else [Fix(text=entry)]
-            fix = Fix(*_lead_to(view, views, address), alternatives=others)
+            steps = _lead_to(view, views, address)
+            if len(views) == 1 and view.is_master and not view.is_told():
+                steps = _any_of_them(view, address)  # each host may take itself for node 0
+            fix = Fix(*steps, alternatives=others)
             said, twin = "", is_namesake(view.rank)
             if twin:  # its own line in /etc/hosts is right, and the name is wrong
                 node = view.rank.launch.node_rank if view.rank.launch else None
@@ -280,6 +293,20 @@ def _lead_to(view: View, views: Sequence[View], address: str) -> tuple[Step, ...
     return tuple(replace(step, note="that of rank 0's host") for step in steps)
 
 
+def _any_of_them(view: View, own: str) -> tuple[Step, ...]:
+    """The steps that give one address on all hosts, where it is open which host is node 0: that of
+    Slurm's first one, which is the same on all screens.
+    """
+    place = place_of_host(view.rank.env, view.host.label)
+    first = place[1][0] if place is not None else "ADDRESS"
+    steps = start_with([view.rank], "master_addr", first, On.EVERY)
+    if place is not None:
+        return steps
+    mine = f", {own} for example" if own else ""
+    note = f"in the line that starts the job: the same on all, of one of the hosts{mine}"
+    return tuple(replace(step, note=note) for step in steps)
+
+
 def _add_line(address: str, name: str) -> Step:
     """The step that adds a line to /etc/hosts; a shell takes it for nothing else."""
     # A container has the file as a mount, which `sed -i` cannot replace.
@@ -304,55 +331,6 @@ def host_of_rank_0(views: Sequence[View]) -> View | None:
     """The host of rank 0; if several claim to be, the one that MASTER_ADDR leads to."""
     claims = [view for view in views if view.is_master]
     return min(claims, key=lambda view: not any(map(view.owns, view.answers)), default=None)
-
-
-def not_on_master(
-    cluster: Cluster, views: Sequence[View], bridged: Mapping[int, Mapping[str, Any]]
-) -> Iterator[Finding]:
-    """Findings on a MASTER_ADDR that leads to a host other than rank 0's.
-
-    `bridged`: seat → facts of `duplicate_address` on a container behind a bridge.
-    """
-    master = host_of_rank_0(views)
-    if master is None and len(views) == 1:
-        view = views[0]
-        if view.leads_somewhere and view.is_elsewhere() and all(map(view.owns, view.answers)):
-            behind = bridged.get(view.rank.seat)
-            # Rank 0 is in such a container too: each of them takes the address for its own.
-            same = behind is not None and behind["likely"][1] in view.answers
-            runtime = behind["container"] if behind is not None and same else ""
-            yield Finding(
-                ADDR_NOT_ON_MASTER,
-                f"{view.shown}, which is this host, but rank 0 is on another"
-                + (f"; {alike(runtime)} have the same addresses" if runtime else ""),
-                view.where,
-                fix=network_for(runtime) if runtime else "",
-                confidence=Confidence.LIKELY,  # unless both are on this machine
-            )
-    if master and master.leads_somewhere and not any(map(master.owns, master.answers)):
-        owners = [v.host.label for v in views if any(map(v.owns, master.answers))]
-        severity = Severity.FAIL
-        if any(view.got_in for view in views):  # address translation, or a service name
-            severity = Severity.INFO if everybody_came_in(cluster) else Severity.WARN
-        owned = (
-            f"belongs to {', '.join(owners)}" if owners else "is on no interface of rank 0's host"
-        )
-        certain = owners and severity is Severity.FAIL
-        address, fix = master.address(), ""
-        if address:
-            other = f"start rank 0 on {master.name}"
-            steps = start_with([master.rank], "master_addr", address, On.EVERY)
-            fix = Fix(*steps, alternatives=[Fix(text=other)])
-        yield Finding(
-            ADDR_NOT_ON_MASTER,
-            f"{master.shown}, which {owned}",
-            master.where,
-            {"owners": owners, "rank_0_host": list(master.host.addresses)},
-            fix=fix,
-            severity=severity,
-            confidence=Confidence.CERTAIN if certain else Confidence.LIKELY,
-            shuts_out=True,
-        )
 
 
 def differing(views: Sequence[View]) -> Iterator[Finding]:

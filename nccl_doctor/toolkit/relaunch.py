@@ -43,6 +43,16 @@ def start_with(
     return tuple(_step(*given, on or tuple(at)) for given, at in found)
 
 
+def endpoint_of(launch: Launch | None) -> str:
+    """The endpoint of torchrun as it was given, where that is what master and port are read from;
+    else empty.
+    """
+    name = launch.sources.get("master_addr", "") if launch else ""
+    if launch is None or name not in _ENDPOINTS:
+        return ""
+    return f"{name}={_endpoint(launch.master_addr or '', str(launch.master_port))}"
+
+
 def _given(launch: Launch, field: str, new: str) -> tuple[str, str, str]:
     """The option or variable that has the value on a host, that value as text, and the new one."""
     name, options = launch.sources.get(field, ""), OPTIONS.get(launch.launcher, {})

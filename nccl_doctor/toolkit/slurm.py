@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from nccl_doctor.model.commands import Command, shell
 
 MAX_HOSTS = 100_000
 """More than any cluster has: a longer list is a mistake, and is not expanded."""
 
+_DIGITS = 9
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],\s]+)")
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})(\D*)", re.DOTALL)
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
@@ -63,6 +64,19 @@ def _ranges(numbers: Sequence[int], width: int) -> Iterator[str]:
             start = f"{numbers[first]:0{width}d}"
             yield start if i == first else f"{start}-{number:0{width}d}"
             first = i + 1
+
+
+def place_of_host(environ: Mapping[str, str], name: str) -> tuple[int, tuple[str, ...]] | None:
+    """Number of a host in the list of its step, which tasks are given in that order, and the list:
+    by SLURM_NODEID and SLURM_STEP_NODELIST, of srun(1). None where they are not those of the host
+    of this name: variables of the batch script are copied to others by ssh and mpirun.
+    """
+    listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    hosts, number = slurm_hosts(listed), environ.get("SLURM_NODEID", "")
+    if not (number.isdecimal() and len(number) < _DIGITS and int(number) < len(hosts)):
+        return None
+    same = hosts[int(number)].partition(".")[0].lower() == name.partition(".")[0].lower()
+    return (int(number), hosts) if same else None
 
 
 def address_of(node: str) -> Command:

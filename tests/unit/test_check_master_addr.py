@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.api import ALONE, Cluster, Confidence, Finding, Severity
-from nccl_doctor.checks.master_addr import ADDR_NOT_ON_MASTER, MasterAddr
+from nccl_doctor.checks.master_addr import MasterAddr
 from nccl_doctor.toolkit.net.names import LookUp
 from tests.support.clusters import change_rank, make_cluster, outcome, shut_out, with_round
 from tests.support.findings import judge
@@ -133,7 +133,7 @@ def test_slurm_reaches_a_node_whose_name_does_not_resolve():
     env = {rank: {"SLURM_JOB_NODELIST": "nd[0-1]"} for rank in (2, 3)}
     alone = only(view_of_nd1(seen, env=env))
     assert place(alone) == ("addr-unresolvable", ("nd1",))
-    assert "export MASTER_ADDR=$(scontrol show node nd0 | grep " in alone.fix
+    assert "# --master-addr $(scontrol show node nd0 | grep " in alone.fix
     merged = cluster_of({"nd0": facts("nd0"), "nd1": seen}, complete=False, env=env)
     assert f"{ND0} nd0" in only(merged).fix  # an address that another host knows is better
     others = {rank: {"SLURM_JOB_NODELIST": "nd[1-3]"} for rank in (2, 3)}
@@ -326,13 +326,16 @@ def test_the_host_that_has_the_address_sees_it_too():
     assert found.level is Severity.FAIL
 
 
+OTHERWISE = "on every host: # --master-addr ADDRESS (of the host that runs rank 0)"
+
+
 @pytest.mark.parametrize(
     ("likely", "runtime", "fix"),
     [
         ("172.17.0.2", "docker", "on every host: # docker run --network=host"),
         ("172.17.0.2", "kubernetes", "hostNetwork: true in the spec of every pod"),
-        ("172.17.0.2", "", ADDR_NOT_ON_MASTER.fix),  # such an address by another way
-        ("10.0.0.2", "docker", ADDR_NOT_ON_MASTER.fix),  # another network of that container
+        ("172.17.0.2", "", OTHERWISE),  # such an address by another way
+        ("10.0.0.2", "docker", OTHERWISE),  # another network of that container
     ],
 )
 def test_each_container_behind_a_bridge_takes_the_address_for_its_own(
@@ -348,7 +351,7 @@ def test_each_container_behind_a_bridge_takes_the_address_for_its_own(
     found = only(replace(made, hosts=(host,), ranks=ranks))
     assert (place(found), found.level) == (("addr-not-on-master", ("nd1",)), Severity.FAIL)
     assert (found.fix or found.kind.fix).startswith(fix)
-    behind = fix != ADDR_NOT_ON_MASTER.fix
+    behind = fix != OTHERWISE
     assert found.message.endswith("containers behind bridges have the same addresses") is behind
 
 
