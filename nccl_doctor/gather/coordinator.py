@@ -36,6 +36,7 @@ from nccl_doctor.gather.seats import size_of
 from nccl_doctor.gather.second_look import LOOK_S, checks_that_look_again, look_alone, look_together
 from nccl_doctor.gather.start_time import StartTime
 from nccl_doctor.gather.stopped import stood_still, stopped
+from nccl_doctor.gather.told import reasons_of
 from nccl_doctor.gather.visitors import note_visitors
 from nccl_doctor.launch import identity
 from nccl_doctor.model.check import Check, Skip
@@ -348,8 +349,9 @@ class Coordinator:
 
     def _result(self, report: Report) -> ParticipantResult:
         def finish(code: int) -> None:
-            name = "" if self._run.options.redact else host_name()
-            self._send_home(Finish(code, report.verdict, len(report.root_causes), name))
+            redacts = self._run.options.redact
+            name, reasons = ("", ()) if redacts else (host_name(), reasons_of(report))
+            self._send_home(Finish(code, report.verdict, len(report.root_causes), name, reasons))
 
         return ParticipantResult(report.exit_code, report, finish=finish)
 

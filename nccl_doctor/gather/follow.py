@@ -18,7 +18,7 @@ from nccl_doctor.gather.orders import Finish, HostPlaces, Order, Roster, order_f
 from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.gather.pauses import Pauses, in_words
 from nccl_doctor.gather.postings import is_paged, own_part, page_of, whole
-from nccl_doctor.gather.refusals import kind_of
+from nccl_doctor.gather.refusals import KINDS, kind_of
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.model import kinds
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
@@ -114,6 +114,9 @@ class Follower:
                 if self._again is not None:
                     self._wait_for_another_run(until)
                 leave(run, box)
+                if reason := told.refused.get(run.seat):
+                    kind = KINDS.get(reason.code, kinds.MESSAGE_REFUSED)
+                    raise Lost(kind, f"rank 0 did not take this sign-in: {reason.message}")
                 raise Lost(
                     kinds.COORDINATOR_LOST,
                     "the store at MASTER_ADDR:MASTER_PORT belongs to another run, or this "

@@ -153,6 +153,7 @@ class Join:
             run.backend,
             next_s=SETTLE_S + OPERATION_S + run.between_orders(),
             hosts=self._evidence.some_hosts(WITNESSES),
+            refused=self._evidence.refusals.reasons(),
         )
         self._posted.seats("roster", roster)
 
@@ -201,6 +202,7 @@ class Join:
             self._tokens(),
             next_s=RANKS_S + 2 * SETTLE_S + run.between_orders(),
             hosts=self._evidence.some_hosts(WITNESSES),
+            refused=self._evidence.refusals.reasons(),
         )
         self._posted.seats("layout", places)
         if not self.cut_short:  # else the other ranks of this host would be started to end at once

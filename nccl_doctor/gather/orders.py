@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.json_node import Node
@@ -17,7 +17,20 @@ from nccl_doctor.model.report import VERDICTS
 
 _TEXT_MAX = 1024
 _CAUSES_MAX = 1_000_000
+MOST_REASONS = 3
+"""Causes that the end of the run tells."""
+MOST_REFUSED = 64
+"""Refused sign-ins whose reasons are told."""
+_HOSTS_MAX = 64
 _BACKENDS = ("nccl", "gloo")
+
+
+class Reason(NamedTuple):
+    """Reason in rank 0's words: code and message of a finding, and the hosts in its place."""
+
+    code: str
+    message: str
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -25,7 +38,8 @@ class Roster:
     """The end of the sign-in: who is in, by seat and token, and what holds for all from here on.
 
     `nonce` is that of the run, `next_s` the longest time until the first order. `hosts` are some
-    hosts of the job, name → addresses: whom to ask if rank 0 is lost.
+    hosts of the job, name → addresses: whom to ask if rank 0 is lost. `refused` are the reasons of
+    sign-ins that were not taken, by seat.
     """
 
     tokens: Mapping[int, str]
@@ -33,6 +47,7 @@ class Roster:
     backend: str
     next_s: float
     hosts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    refused: Mapping[int, Reason] = field(default_factory=dict)
 
     def admits(self, seat: int, token: str) -> bool:
         """True if the participant of this seat and token takes part."""
@@ -40,7 +55,9 @@ class Roster:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {**asdict(self), "tokens": _by_text(self.tokens)}
+        data = {**asdict(self), "tokens": _by_text(self.tokens)}
+        del data["refused"]
+        return data | _refused_json(self.refused)
 
     @classmethod
     def from_json(cls, data: Any) -> Roster:
@@ -52,6 +69,7 @@ class Roster:
             node.one_of("backend", _BACKENDS),
             _next_s(node),
             _hosts(node),
+            _refused(node),
         )
 
 
@@ -59,13 +77,14 @@ class Roster:
 class HostPlaces:
     """The place of every host, by the seat of the participant that signed in for it.
 
-    `next_s` is the longest time until the roster; `hosts` are as in the roster.
+    `next_s` is the longest time until the roster; `hosts` and `refused` are as in the roster.
     """
 
     places: Mapping[int, HostPlace]
     tokens: Mapping[int, str]
     next_s: float
     hosts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    refused: Mapping[int, Reason] = field(default_factory=dict)
 
     def admits(self, seat: int, token: str) -> bool:
         """True if the host of the participant of this seat and token has a place."""
@@ -84,6 +103,7 @@ class HostPlaces:
             "tokens": _by_text(self.tokens),
             "next_s": self.next_s,
             "hosts": dict(self.hosts),
+            **_refused_json(self.refused),
         }
 
     @classmethod
@@ -96,6 +116,7 @@ class HostPlaces:
             _tokens(node),
             _next_s(node),
             _hosts(node),
+            _refused(node),
         )
 
 
@@ -125,14 +146,15 @@ class Order:
 
 @dataclass(frozen=True)
 class Finish:
-    """The end of the run, with the exit code of all; the verdict, the number of root causes, and
-    the host that has the report, as far as they are told.
+    """The end of the run, with the exit code of all; the verdict, the number of root causes, the
+    host that has the report, and the first causes, as far as they are told.
     """
 
     code: int
     verdict: str = ""
     causes: int = 0
     host: str = ""
+    reasons: tuple[Reason, ...] = ()
 
     @property
     def words(self) -> str:
@@ -146,7 +168,8 @@ class Finish:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        told = {"verdict": self.verdict, "causes": self.causes, "host": self.host}
+        told: dict[str, Any] = {"verdict": self.verdict, "causes": self.causes, "host": self.host}
+        told["reasons"] = [each._asdict() for each in self.reasons]
         return {"finish": self.code, **{name: value for name, value in told.items() if value}}
 
 
@@ -159,6 +182,7 @@ def order_from_json(data: Any) -> Order | Finish:
             node.one_of("verdict", VERDICTS) if "verdict" in node.data else "",
             node.number("causes", 0, _CAUSES_MAX) or 0,
             node.text("host", _TEXT_MAX) if "host" in node.data else "",
+            node.each("reasons", _reason)[:MOST_REASONS] if "reasons" in node.data else (),
         )
     groups = (Node(node.path, {"groups[]": group}) for group in node.many("groups", list))
     round_ = Round(
@@ -169,6 +193,24 @@ def order_from_json(data: Any) -> Order | Finish:
     )
     more_s = node.number("more_s", 0, MOST_MORE_S) or 0
     return Order(node.text("check", _TEXT_MAX), round_, _next_s(node), more_s)
+
+
+def _reason(node: Node) -> Reason:
+    hosts = node.many("hosts", str)[:_HOSTS_MAX]
+    return Reason(node.text("code", _TEXT_MAX), node.text("message", _TEXT_MAX), hosts)
+
+
+def _refused_json(refused: Mapping[int, Reason]) -> dict[str, Any]:
+    told = {str(seat): reason._asdict() for seat, reason in refused.items()}
+    return {"refused": told} if told else {}
+
+
+def _refused(node: Node) -> dict[int, Reason]:
+    told = Node(f"{node.path}.refused", node.get("refused", dict, {}))
+    return {
+        _seat(told, key): _reason(Node(f"{told.path}.{key}", told.get(key, dict)))
+        for key in told.data
+    }
 
 
 def _group(seats: tuple[int, ...]) -> tuple[int, ...]:

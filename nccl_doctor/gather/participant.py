@@ -30,12 +30,14 @@ from nccl_doctor.gather.first_look import look_first
 from nccl_doctor.gather.follow import Follower, Lost, OpenedAgain, misread
 from nccl_doctor.gather.make_report import make_report
 from nccl_doctor.gather.opening import claim, open_run, opened, opened_again, prefix_of
+from nccl_doctor.gather.orders import Finish
 from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.seats import claims, take_seat
 from nccl_doctor.gather.second_look import look_alone
 from nccl_doctor.gather.sign_in import SignIn, introduce
 from nccl_doctor.gather.stopped import stopped
+from nccl_doctor.gather.told import findings_of
 from nccl_doctor.gather.voice.line import LineLost
 from nccl_doctor.gather.voice.of_host import HostVoice
 from nccl_doctor.gather.watchdog import LAST_WORDS_S, Watchdog
@@ -232,7 +234,7 @@ class Participant:
             except Lost as lost:
                 return self._left_alone(lost)
             if self._is_second:
-                return self._ended_by_another(end.code)
+                return self._ended_by_another(end)
             if run.launch.node_rank and end.words:
                 run.progress.end(end.words)
             return ParticipantResult(end.code)
@@ -274,14 +276,17 @@ class Participant:
 
     # -- leaving alone --------------------------------------------------------------------------
 
-    def _ended_by_another(self, code: int) -> ParticipantResult:
+    def _ended_by_another(self, end: Finish) -> ParticipantResult:
         """Result of a rank 0 where another process coordinated: never success, for that may have
-        been none of this job.
+        been none of this job. What that one found of this host is the cause.
         """
+        told = findings_of(end, self._run.registry, host_name())
         words = "another process that says it is rank 0 coordinated this run, and ended it"
-        lost = Finding(kinds.COORDINATOR_LOST, words, Where(hosts=(host_name(),)))
-        report = make_report(self._run, self._evidence, complete=False, extra=[lost])
-        return ParticipantResult(code or 3, report, aside=True)
+        cause = told[0].code if told else None
+        here = Where(hosts=(host_name(),))
+        lost = Finding(kinds.COORDINATOR_LOST, words, here, explained_by=cause)
+        report = make_report(self._run, self._evidence, complete=False, extra=[*told, lost])
+        return ParticipantResult(end.code or 3, report, aside=True)
 
     def _left_alone(self, lost: Lost) -> ParticipantResult:
         return self._own_view(lost.kind, lost.words, self._road() if lost.on_road else lost.where)

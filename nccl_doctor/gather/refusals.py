@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from nccl_doctor import __version__
 from nccl_doctor.gather.envelope import BadMessage, NotAuthentic, OtherVersion
+from nccl_doctor.gather.orders import MOST_REFUSED, Reason
 from nccl_doctor.gather.sign_in import Claimant
 from nccl_doctor.model.findings import Confidence, Finding, Kind, Where
 from nccl_doctor.model.kinds import (
@@ -97,6 +98,16 @@ class Refusals:
         """Seats whose sign-in was refused."""
         names = (key.partition("/") for key in self._signing_in)
         return {int(number) for name, _, number in names if name == "seat"}
+
+    def reasons(self) -> dict[int, Reason]:
+        """Seat → why its sign-in was not taken, for its sender."""
+        told = ((each.partition("/")[2], refusal) for each, refusal in self._signing_in.items())
+        found = {
+            int(seat): Reason(refusal.kind.code, refusal.why)
+            for seat, refusal in told
+            if seat.isdecimal()
+        }
+        return dict(sorted(found.items())[:MOST_REFUSED])
 
     def code_of(self, rank: int | None, node: int | None) -> str:
         """Code of the finding that may explain why this rank is missing; empty if there is none.

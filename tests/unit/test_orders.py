@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.gather.orders import Finish, HostPlaces, Order, Roster, order_from_json
+from nccl_doctor.gather.orders import (
+    Finish,
+    HostPlaces,
+    Order,
+    Reason,
+    Roster,
+    order_from_json,
+)
 from nccl_doctor.gather.sign_in import Claimant, SignIn
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.launch import Launch
@@ -26,9 +33,14 @@ PLACES = HostPlaces({12: HostPlace(1, 2, 2, 4)}, {0: "a", 12: "b"}, 25, HOSTS)
 ORDER = Order("links", Round("pairs", ((0, 1), (3, 2)), 7.5, {"port": 1}), 22.5)
 SIGN_IN = SignIn("t", 1, Launch(rank=3), "nd0", "key", ("10.0.0.1",), {"A": "b"}, "cpu", "gloo")
 
+REASON = Reason("node-rank-duplicate", "2 hosts claim node rank 0", ("nd0", "nd1"))
+
 READERS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "roster": (ROSTER, Roster.from_json),
     "layout": (PLACES, HostPlaces.from_json),
+    "roster that refuses": (replace(ROSTER, refused={3: REASON}), Roster.from_json),
+    "layout that refuses": (replace(PLACES, refused={3: REASON}), HostPlaces.from_json),
+    "finish with reasons": (Finish(1, "fail", 1, "ux0", (REASON,)), order_from_json),
     "order": (ORDER, order_from_json),
     "finish": (Finish(3), order_from_json),
     "finish in words": (Finish(1, "fail", 2, "ux0"), order_from_json),

@@ -16,7 +16,7 @@ import pytest
 
 from nccl_doctor.gather.envelope import Seal, wrap
 from nccl_doctor.gather.opening import MEETING, open_run, opened, prefix_of
-from nccl_doctor.gather.orders import Roster
+from nccl_doctor.gather.orders import Reason, Roster
 from tests.ranks.ranks import Ended, Ranks
 from tests.ranks.strangers.job import (
     AGENT,
@@ -182,6 +182,23 @@ def test_a_rank_whose_time_is_over_does_not_blame_rank_0(job: Job, tmp_path: Pat
     (lost,) = [found for found in report["findings"] if found["severity"] != "info"]
     assert (lost["code"], any(lost["where"].values())) == ("coordinator-lost", False)
     assert "the time of this run (--timeout) was over" in lost["message"]
+
+
+def test_a_rank_that_is_refused_says_why(job: Job, tmp_path: Path) -> None:
+    alone = Ranks(tmp_path, 2, OPTIONS, start=[], changes={1: AGENT})
+    alone.port = job.ranks.port
+    open_run(meeting_of(alone), "nonce")
+    store = run_of(alone)
+    alone.start([1])
+    store.get("seat/0", WAIT_S)
+    why = {0: Reason("message-refused", "seat 0: sign-in.pid is not an integer")}
+    told = Roster({}, "nonce", "gloo", next_s=9.0, refused=why)
+    store.put("roster", told.to_json())
+    store.put("late/0", True)  # nobody opens another run
+    (ended,) = alone.wait(WAIT_S).values()
+    assert ended.code == 3
+    said = " ".join(ended.stderr.split())
+    assert "rank 0 did not take this sign-in: seat 0: sign-in.pid is not an integer" in said
 
 
 def test_a_second_rank_0_follows_the_first(job: Job, tmp_path: Path) -> None:
