@@ -65,7 +65,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.c10d import port_of
 from nccl_doctor.toolkit.containers import given_by, is_bridged, network_for
-from nccl_doctor.toolkit.hosts import excuse_of
+from nccl_doctor.toolkit.hosts import excuse_of, shared_network
 from nccl_doctor.toolkit.nccl.interface_choice import subnet_prefixes
 from nccl_doctor.toolkit.net.interfaces import (
     interfaces,
@@ -141,7 +141,7 @@ class MasterNetwork(Check):
             return  # it is no address of this host, or a loopback one: check master_addr
         nic, own, net = mine[0]
         others = [view["networks"] for view in seen.values()]
-        better = _shared([entry for entry in facts["networks"] if entry[0] != nic], others)
+        better = shared_network([entry for entry in facts["networks"] if entry[0] != nic], others)
         runtime = _runtime(cluster, master, own, net)
         if runtime:
             said = f"{own} on {nic} is the address of {given_by(runtime)}, "
@@ -190,18 +190,6 @@ def _runtime(cluster: Cluster, host: Host, own: str, net: str) -> str:
         if alone and is_bridged(runtime, net):
             return runtime
     return ""
-
-
-def _shared(
-    mine: Sequence[Sequence[str]], others: Sequence[Sequence[Sequence[str]]]
-) -> Sequence[str] | None:
-    """The first of these networks, except container networks, that all other hosts share."""
-    for entry in mine:
-        if not leads_inside(entry[0]) and all(
-            any(entry[2] == theirs[2] for theirs in networks) for networks in others
-        ):
-            return entry
-    return None
 
 
 def _can_be_reached(

@@ -47,7 +47,8 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypedDict
 
 from nccl_doctor.api import (
@@ -98,7 +99,7 @@ from .kinds import (
     WRONG_ENTRY,
 )
 from .own_port import ANOTHER_PORT, own_port
-from .reasons import excuse_for, reason_of
+from .reasons import excuse_for, in_common, reason_of
 from .rejections import forbidden_here, rejected_by, rejected_here, turned_back_by
 from .road import Knocks, knock
 
@@ -148,7 +149,7 @@ class Port(Check):
     )
     seeks_master = True
     at_once = (PORT_IN_USE, PORT_PRIVILEGED, PORT_FORBIDDEN)
-    reads = ("master_firewall", "neighbours")
+    reads = ("master_firewall", "master_network", "neighbours")
 
     def deadline(self, ctx: Context) -> float:
         """The time in which rank 0 may come; short if the store is up: torchrun's, or our own."""
@@ -233,6 +234,7 @@ class Port(Check):
                 reason = reason_of(cluster, rank, facts, unserved)
                 seen = _Seen(rank, facts, _far_end(cluster, rank, facts))
                 seen.macs = _hardware_of(cluster, master, seen.last["address"])
+                seen.common = in_common(cluster, rank, master)
                 for finding in _road(seen, facts):
                     excuse = excuse_for(facts["knock"]["last"], master, *excuses)
                     yield finding.replaced(explained_by=reason, excused_by=excuse)
@@ -264,6 +266,8 @@ class _Seen:
         self.far_end = far_end
         self.macs: frozenset[str] = frozenset()
         """Hardware addresses of the host that has the address, where they are known."""
+        self.common: Sequence[str] = ()
+        """Interface, address and network of rank 0's host, of a network that this host has too."""
         self.link = Where(links=((rank.host.label, far_end),))
         beside = self.tries.get("neighbour") or {"outcome": ""}
         self.other_port_answers: int | None = (
@@ -272,6 +276,15 @@ class _Seen:
         self.look = look(
             shell("sudo ss -ltnp 'sport = :{:number}'", self.port), "who has it", on=(far_end,)
         )
+
+    def by_common(self, fix: Fix) -> Fix:
+        """The fix of a road that leads nowhere, after another road to rank 0, if one is known."""
+        if not self.common or self.common[1] == self.last["address"]:
+            return fix
+        _, address, network = self.common
+        steps = start_with([self.rank], "master_addr", address, On.EVERY)
+        note = f"rank 0's address in {network}, which both hosts have"
+        return Fix(*(replace(step, note=note) for step in steps), alternatives=[fix])
 
     def finding(self, kind: Kind, message: str, where: Where, fix: str, **more: Any) -> Finding:
         more.setdefault("confidence", Confidence.LIKELY)
@@ -401,16 +414,17 @@ def _unanswered(seen: _Seen) -> Finding:
     if outcome == "turned-back":
         way = look(shell("tracepath -n {}", seen.last["address"]), on=seen.here.hosts)
         fix = Fix(way, alternatives=[f"{_IS_UP} correct the routes on the way, or MASTER_ADDR"])
-        return seen.finding(NO_ROUTE, f"{at}: {turned_back_by(seen.last)}", seen.link, fix)
+        message = f"{at}: {turned_back_by(seen.last)}"
+        return seen.finding(NO_ROUTE, message, seen.link, seen.by_common(fix))
     if outcome == "unreachable":
         way = look(shell("ip route get {}", seen.last["address"]))
         fix = Fix(way, alternatives=["correct MASTER_ADDR, or the route"])
-        return seen.finding(NO_ROUTE, f"{at}: no route{words}", seen.here, fix)
+        return seen.finding(NO_ROUTE, f"{at}: no route{words}", seen.here, seen.by_common(fix))
     if outcome == "no-neighbour":  # rank 0's host may be off or cut off, or the address wrong
         way = look(shell("ip neigh show {}", seen.last["address"]), on=seen.here.hosts)
         fix = Fix(way, alternatives=[f"{_IS_UP} look at its cable, and correct MASTER_ADDR"])
         message = f"{at}: no host on the local network has that address"
-        return seen.finding(NO_ROUTE, message, seen.link, fix)
+        return seen.finding(NO_ROUTE, message, seen.link, seen.by_common(fix))
     if outcome == "dropped":
         said, sure = "gives no answer", Confidence.LIKELY
         if seen.other_port_answers:

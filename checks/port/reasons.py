@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.api import Cluster, Host, Rank
+from nccl_doctor.toolkit.hosts import shared_network
 
 
 def reason_of(
@@ -33,3 +34,12 @@ def excuse_for(last: Mapping[str, Any], master: Host | None, of_address: str, of
     """
     is_right = master is not None and last["address"] in master.addresses
     return (of_port if last["answer"] else "") or ("" if is_right else of_address)
+
+
+def in_common(cluster: Cluster, rank: Rank, master: Host | None) -> Sequence[str]:
+    """What `master_network` knows of rank 0's host in the first network that this host has too."""
+    if master is None or master.id == rank.host.id:
+        return ()
+    theirs = [facts["networks"] for _, facts in cluster.facts_on("master_network", master)]
+    mine = [facts["networks"] for _, facts in cluster.facts_on("master_network", rank.host)]
+    return shared_network(theirs[0], mine) or () if theirs and mine else ()

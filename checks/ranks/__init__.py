@@ -57,12 +57,14 @@ from nccl_doctor.api import (
     Severity,
     Step,
     Where,
+    master_host,
     place_of,
     shell,
 )
 from nccl_doctor.toolkit.c10d import elastic_range
 from nccl_doctor.toolkit.firewall.portrules import shut_doors
 from nccl_doctor.toolkit.gpu.devices import see_other_gpus
+from nccl_doctor.toolkit.hosts import listens_at
 from nccl_doctor.toolkit.shared_kinds import PORT_BLOCKED
 from nccl_doctor.toolkit.versions import Disagreement, disagreement
 
@@ -364,6 +366,7 @@ def _absent(cluster: Cluster, causes: Mapping[int, str]) -> Iterator[Finding]:
     door = f"{first.master_addr}:{first.master_port}"
     unheard = {rank.refused for rank in cluster.absent if rank.refused}
     total = f"of {cluster.world_size} ranks: no sign-in within {cluster.join_timeout_s:g} s"
+    listens = _where_node_0_listens(cluster, first.master_port)
     for code, ranks in whole.items():
         absent = sorted(
             {(r.host.node_rank, r.host.label) for r in ranks if r.host.node_rank is not None}
@@ -371,7 +374,7 @@ def _absent(cluster: Cluster, causes: Mapping[int, str]) -> Iterator[Finding]:
         nodes = [node for node, _ in absent]
         yield Finding(
             HOST_ABSENT,
-            f"{len(nodes)} of {cluster.nnodes} hosts, {len(ranks)} {total}",
+            f"{len(nodes)} of {cluster.nnodes} hosts, {len(ranks)} {total}{listens}",
             place_of(ranks) | Where(nodes=tuple(nodes)),
             fix=on_absent(cluster, dict(absent), first),
             severity=Severity.WARN if code in unheard else None,
@@ -388,6 +391,14 @@ def _absent(cluster: Cluster, causes: Mapping[int, str]) -> Iterator[Finding]:
             severity=Severity.WARN if code in unheard else None,
             explained_by=code,
         )
+
+
+def _where_node_0_listens(cluster: Cluster, port: int | None) -> str:
+    """Name, address and port of the store, as a host that did not come should have called it."""
+    master = master_host(cluster)
+    if master is None or port is None or not (address := listens_at(cluster, master)):
+        return ""
+    return f"; node 0 listens on {master.label}, at {address} port {port}"
 
 
 def _was_kept_out(rank: Rank) -> bool:

@@ -12,6 +12,7 @@ from nccl_doctor.report.card import card, values
 from nccl_doctor.report.lines import MIN_WIDTH, Page, to_ascii
 from nccl_doctor.report.links import LEGEND
 from nccl_doctor.report.links import lay_out as lay_out_links
+from nccl_doctor.report.next_step import next_steps
 from nccl_doctor.report.places import (
     MOST_PLACES,
     MOST_RANGES,
@@ -125,11 +126,8 @@ class Text:
         if not self._quiet:
             page.line(counts(report))
             _baseline(page, report)
-            codes = dict.fromkeys(finding.code for finding in report.root_causes)
-            if codes:
-                page.line(f"Next: nccl-doctor explain {next(iter(codes))}")
-            elif report.verdict == "unknown" and self._verbose < 2:
-                page.line("Next: run again with -vv to see every check")
+            for step in next_steps(report, every_check=self._verbose > 1):
+                page.raw([safe(step)])  # a command is never wrapped
         return self._shown(page)
 
     def _shown(self, page: Page) -> str:

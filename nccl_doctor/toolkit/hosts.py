@@ -9,6 +9,7 @@ from nccl_doctor.model.cluster import Cluster, Host, OutcomeStatus, Rank
 from nccl_doctor.model.findings import Where
 from nccl_doctor.toolkit.net.interfaces import (
     first_bindable,
+    is_alone,
     is_link_local,
     is_virtual,
     leads_inside,
@@ -60,6 +61,34 @@ def published_address(rank: Rank, facts: Mapping[str, Any]) -> str:
     """
     own = {address for _, addresses in facts["interfaces"] for address in addresses}
     return first_bindable(facts["own"]["answers"], own | set(rank.host.addresses))
+
+
+def shared_network(
+    mine: Iterable[Sequence[str]], others: Sequence[Sequence[Sequence[str]]]
+) -> Sequence[str] | None:
+    """The first network of a host, except those of containers, that all these others have too.
+
+    Args:
+        mine: (interface, address, network) of the host.
+        others: the same of each other one.
+    """
+    for entry in mine:
+        if not (leads_inside(entry[0]) or is_alone(entry[2])) and all(
+            any(entry[2] == theirs[2] for theirs in networks) for networks in others
+        ):
+            return entry
+    return None
+
+
+def listens_at(cluster: Cluster, master: Host) -> str:
+    """Address at which the others find the store on rank 0's host: one to which MASTER_ADDR leads
+    there, or else the likeliest.
+    """
+    for _, facts in cluster.facts_on("master_addr", master):
+        led = [each for each in facts["master"]["answers"] if each in master.addresses]
+        likely = likely_address(facts["interfaces"], facts.get("source", ""))
+        return led[0] if led else likely[1] if likely else ""
+    return next(iter(master.addresses), "")
 
 
 def host_labels(cluster: Cluster) -> Mapping[int, str]:

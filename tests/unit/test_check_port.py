@@ -33,6 +33,36 @@ def view_of_nd1(last: dict[str, Any], **more: Any) -> list[Finding]:
     )
 
 
+def merged_of(last: dict[str, Any], networks: dict[str, list[list[str]]]) -> Finding:
+    """The finding on nd1, which never came in, beside the report of nd0; `networks` of both."""
+    hosts = {"nd0": facts(server="self"), "nd1": facts(last)}
+    made = make_cluster(tuple(hosts), check="port", by_host=hosts)
+    seen = {name: {"networks": each} for name, each in networks.items()}
+    (found,) = judged(shut_out(with_round(made, "master_network", ALONE, seen), "nd1"))
+    return found
+
+
+BOTH = {
+    "nd0": [
+        ["docker0", "172.17.0.1", "172.17.0.0/16"],
+        ["eth0", "192.168.77.1", "192.168.77.0/24"],
+        ["eth1", "10.0.0.1", "10.0.0.0/24"],
+    ],
+    "nd1": [["docker0", "172.17.0.1", "172.17.0.0/16"], ["eth1", "10.0.0.2", "10.0.0.0/24"]],
+}
+
+
+@each_row("outcome", ["unreachable", "no-neighbour", "turned-back"])
+def test_no_route_names_the_network_that_both_have(outcome: str) -> None:
+    last = tried(outcome, errno=errno.ENETUNREACH)
+    found = merged_of(last, BOTH)
+    assert found.code == "no-route"
+    assert found.fix.startswith("on every host: # --master-addr 10.0.0.1 (rank 0's address in 10.")
+    others = {**BOTH, "nd1": BOTH["nd1"][:1]}
+    for networks in (others, {"nd0": BOTH["nd0"]}, {"nd0": BOTH["nd0"][:2], "nd1": BOTH["nd0"]}):
+        assert "--master-addr" not in merged_of(last, networks).fix
+
+
 def test_a_healthy_cluster_has_no_findings():
     hosts = {"nd0": facts(server="self"), "nd1": facts(), "nd2": facts()}
     assert judged(make_cluster(tuple(hosts), check="port", by_host=hosts)) == []

@@ -27,7 +27,7 @@ from nccl_doctor.api import (
 )
 from tests.support import findings
 from tests.support.checks import CHECKS
-from tests.support.clusters import change_rank, make_cluster, shut_out
+from tests.support.clusters import change_rank, make_cluster, shut_out, with_round
 from tests.support.findings import calls, everywhere
 
 CHECK = CHECKS["ranks"]
@@ -98,7 +98,19 @@ class TestAbsent:
         assert finding.level is Severity.FAIL
         assert "1 of 3 hosts" in finding.message
         assert "60 s" in finding.message
+        assert finding.message.endswith("; node 0 listens on nd0, at 192.168.77.1 port 29500")
         assert "--node-rank=1 --master-addr=nd0 --master-port=29500" in finding.fix
+
+    def test_the_address_at_which_node_0_listens(self) -> None:
+        def said(*answers: str) -> str:
+            nics = [["docker0", ["172.17.0.1"]], ["eth1", ["10.0.0.1"]]]
+            seen = {"master": {"answers": list(answers)}, "interfaces": nics}
+            made = make_cluster(THREE, 1, absent_nodes=[1])
+            made = with_round(made, "master_addr", "alone", {"nd0": seen})
+            return only(made, "host-absent", ranks=[1], nodes=[1]).message
+
+        assert "nd0, at 192.168.77.1 port" in said("127.0.1.1", "192.168.77.1")
+        assert "nd0, at 10.0.0.1 port" in said("127.0.1.1")  # not docker0
 
     def test_several_hosts_are_one_finding(self) -> None:
         finding = only(

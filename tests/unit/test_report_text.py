@@ -110,7 +110,10 @@ def test_what_is_not_known_is_always_said():
 
 
 def test_absent_hosts_are_counted():
-    assert "1 of 2 hosts · 2 of 4 ranks" in lines(report_of(absent_nodes=[1]))[-2]
+    *_, counted, explain, merge = lines(report_of(absent_nodes=[1]))
+    assert "1 of 2 hosts · 2 of 4 ranks" in counted
+    assert explain.startswith("Next: ")
+    assert merge.startswith("Next: run again on all hosts with --output-dir FOLDER")
 
 
 @each_row(

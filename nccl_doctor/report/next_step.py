@@ -1,0 +1,60 @@
+"""What to type next: the last lines of a report for people. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from nccl_doctor.model.commands import Command, shell
+from nccl_doctor.model.report import Report
+
+_FEW = 3
+"""Reports of hosts that are named one by one."""
+
+
+def next_steps(report: Report, *, every_check: bool = False) -> Iterator[str]:
+    """Lines that begin with `Next:`; `every_check`: the report already shows all of them."""
+    codes = dict.fromkeys(finding.code for finding in report.root_causes)
+    if codes:
+        yield f"Next: nccl-doctor explain {next(iter(codes))}"
+    elif report.verdict == "unknown" and not every_check:
+        yield "Next: run again with -vv to see every check"
+    if _has_unmet_hosts(report):
+        yield f"Next: {_one_answer(report)}"
+
+
+def _has_unmet_hosts(report: Report) -> bool:
+    """Whether hosts may have left reports of their own, which are not in this one."""
+    cluster, run = report.cluster, report.run
+    if run.alone or "merged" in run.extra or max(cluster.nnodes, len(cluster.hosts)) < 2:
+        return False
+    return not cluster.complete or not all(host.reported for host in cluster.hosts)
+
+
+def _one_answer(report: Report) -> str:
+    folder, outputs = report.run.options.get("output_dir"), report.run.options.get("outputs")
+    path = outputs.get("json") if isinstance(outputs, dict) else None
+    if isinstance(folder, str) and folder:
+        return f"{shell('nccl-doctor report merge {}/node*.json', folder)} ({_OF_ALL})"
+    if isinstance(path, str) and path and path != "-":
+        return f"{_merge(report, path)} ({_OF_ALL})"
+    return _AGAIN
+
+
+_OF_ALL = "one answer, from the reports of all hosts in one place"
+_AGAIN = (
+    "run again on all hosts with --output-dir FOLDER, which they share, for one answer; or with "
+    "--json FILE, and then nccl-doctor report merge FILE FILE"
+)
+
+
+def _merge(report: Report, path: str) -> Command:
+    """The command for the files of node 0 and of the hosts that wrote their own beside it."""
+    target, cluster = PurePath(path), report.cluster
+    here = [host.node_rank for host in cluster.hosts if host.reported]
+    gone = [host.node_rank for host in cluster.hosts if not host.reported]
+    nodes = sorted(node for node in (gone if cluster.complete else here) if node)
+    stem, end = str(target.with_suffix("")), target.suffix or ".json"
+    if not nodes or len(nodes) > _FEW:
+        return shell("nccl-doctor report merge {} {}.node*{}", path, stem, end)
+    return shell("nccl-doctor report merge {}", [path, *(f"{stem}.node{n}{end}" for n in nodes)])
