@@ -41,8 +41,8 @@ bridge network driver.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -92,6 +92,16 @@ NOT_SHARED = Kind(
 )
 
 
+class MasterNetworkFacts(TypedDict):
+    """Facts that `observe` returns; other checks read them. `networks`: (interface, address,
+    network).
+    """
+
+    master_addr: str
+    answers: list[str]
+    networks: list[list[str]]
+
+
 class MasterNetwork(Check):
     """Finds the interface of MASTER_ADDR, and compares the networks of the hosts."""
 
@@ -100,7 +110,7 @@ class MasterNetwork(Check):
     kinds = (NOT_SHARED,)
     reads = ("duplicate_address", "port")
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> MasterNetworkFacts:
         """`answers` of MASTER_ADDR, and `networks`: (interface, address, network) of this host."""
         master = ctx.launch.master_addr
         if not master:

@@ -16,6 +16,9 @@ torch-missing: activate the environment of the job before both nccl-doctor and t
 .../bin/activate`, `conda activate`, the container image), or install nccl-doctor into that
 environment: it never changes the installed torch.
 
+It is examined where torch is missing though other checks were selected: without torch no host can
+sign in, and nothing else is known of it.
+
 When it is wrong
 ----------------
 If nccl-doctor runs in another environment than the job: then it examines the wrong one, and this
@@ -45,11 +48,11 @@ from nccl_doctor.api import (
     Step,
     shell,
 )
-from nccl_doctor.toolkit.load_torch import load_torch
+from nccl_doctor.toolkit.load_torch import TORCH_MISSING, load_torch
 from nccl_doctor.toolkit.shortage import is_of_memory
 
 MISSING = Kind(
-    code="torch-missing",
+    code=TORCH_MISSING,
     layer=Layer.HOST,
     title="torch cannot be imported",
     why="the rank stops at its first line, and the others wait for it until the rendezvous times "
@@ -76,6 +79,7 @@ class TorchImport(Check):
     layer = Layer.HOST
     scope = Scope.RANK
     kinds = (MISSING,)
+    vital = True
     deadline_s = 60.0  # a cold import from a network file system
     reads = ("limits",)
 

@@ -51,7 +51,8 @@ class Registry:
     `checks` are those selected, by layer, turn and name. `kinds` maps every installed code,
     selected or not, to its kind and the first check that lists it (None: the engine's own).
     `owners` maps the codes of checks to the names of all that list them. `origins` maps every
-    installed check name to the distribution that it came with.
+    installed check name to the distribution that it came with. `vital` are checks that `select`
+    left out, examined where a host cannot sign in without what they ask for.
     """
 
     checks: tuple[Check, ...]
@@ -61,6 +62,13 @@ class Registry:
     select: frozenset[str] = frozenset()
     ignore: frozenset[str] = frozenset()
     owners: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    vital: tuple[Check, ...] = ()
+
+    def with_vital(self) -> Registry:
+        """The registry with the vital checks that were not selected, unless they were ignored."""
+        checks = sorted((*self.checks, *self.vital), key=_order)
+        select = self.select | {check.name for check in self.vital}
+        return replace(self, checks=tuple(checks), select=select, vital=())
 
     def wanted(self, code: str) -> bool:
         """True if a finding of this code belongs in the report, after --select and --ignore.
@@ -196,15 +204,21 @@ class _Shelf:
                 raise UnknownName(f'{option}: no check or finding code is named "{name}"{hint}')
         for name in sorted(select & {code for code, (_, by) in self.kinds.items() if by is None}):
             raise UnknownName(f'--select: "{name}" is a code of the engine and cannot be selected')
-        every = sorted(
-            self.checks.values(),
-            key=lambda check: (check.layer.order, check.turn.order, check.name),
-        )
+        every = sorted(self.checks.values(), key=_order)
         all_of_it = Registry((), (), self.kinds, self.origins, select, ignore, self.owners)
+        # A check none of whose findings is wanted would run for nothing and then read "pass".
+        chosen = tuple(c for c in every if any(all_of_it.wants(c.name, k.code) for k in c.kinds))
+        unselected = replace(all_of_it, select=frozenset())
         return replace(
             all_of_it,
-            # A check none of whose findings is wanted would run for nothing and then read "pass".
-            checks=tuple(c for c in every if any(all_of_it.wants(c.name, k.code) for k in c.kinds)),
+            checks=chosen,
+            vital=tuple(
+                c
+                for c in every
+                if c.vital
+                and c not in chosen
+                and any(unselected.wants(c.name, k.code) for k in c.kinds)
+            ),
             # Whatever was selected is here, so what could not be loaded is not part of this run.
             problems=tuple(
                 p.replaced(severity=Severity.INFO) if select else p
@@ -212,6 +226,10 @@ class _Shelf:
                 if all_of_it.wanted(p.code)
             ),
         )
+
+
+def _order(check: Check) -> tuple[int, int, str]:
+    return check.layer.order, check.turn.order, check.name
 
 
 class _Unusable(Exception):

@@ -156,7 +156,7 @@ class View:
         return self.limit_s is not None and self.limit_s < SILENCE_S * len(silent)
 
     def is_told(self) -> bool:
-        """Whether somebody gave this host its node rank, which is else 0."""
+        """Whether this host was given its node rank, which is else 0."""
         launch = self.rank.launch
         return launch is not None and launch.sources.get("node_rank") != "default"
 

@@ -149,7 +149,7 @@ class Port(Check):
     )
     seeks_master = True
     at_once = (PORT_IN_USE, PORT_PRIVILEGED, PORT_FORBIDDEN)
-    reads = ("master_firewall", "master_network", "neighbours")
+    reads = ("master_firewall", "master_network", "neighbours", "torch_import")
 
     def deadline(self, ctx: Context) -> float:
         """The time in which rank 0 may come; short if the store is up: torchrun's, or our own."""

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.api import Cluster, Host, Rank
-from nccl_doctor.toolkit.hosts import shared_network
+from nccl_doctor.toolkit.hosts import lacks_torch, shared_network
+from nccl_doctor.toolkit.load_torch import TORCH_MISSING
 
 
 def reason_of(
@@ -15,13 +16,18 @@ def reason_of(
     """Code of a finding that explains why this host can reach no store, if there is one.
 
     A port other than rank 0's, a port that rank 0 could not serve, or an address that is not its.
+    Without torch rank 0 serves nothing; and where it is missing here, it will be missing there.
     """
+    last = facts["knock"]["last"]
+    if last and last["outcome"] == "refused" and lacks_torch(cluster, rank.host):
+        return TORCH_MISSING
     master = next((each for each in cluster.present if each.rank == 0), None)
     if master is None or master.launch is None or master.host is rank.host:
         return None
+    if lacks_torch(cluster, master.host):
+        return TORCH_MISSING
     if master.launch.master_port != facts["port"]:
         return "master-port-differs"
-    last = facts["knock"]["last"]
     elsewhere = last and last["address"] not in master.host.addresses
     return unserved.get(facts["port"]) or ("addr-not-on-master" if elsewhere else None)
 
@@ -37,7 +43,7 @@ def excuse_for(last: Mapping[str, Any], master: Host | None, of_address: str, of
 
 
 def in_common(cluster: Cluster, rank: Rank, master: Host | None) -> Sequence[str]:
-    """What `master_network` knows of rank 0's host in the first network that this host has too."""
+    """Interface, address and network of rank 0's host, of the first that this host has too."""
     if master is None or master.id == rank.host.id:
         return ()
     theirs = [facts["networks"] for _, facts in cluster.facts_on("master_network", master)]

@@ -169,7 +169,7 @@ class Ranks(Check):
     )  # fmt: skip
     reads = (
         "clock", "firewall", "loss", "master_addr",
-        "master_firewall", "own_name", "port", "uplink",
+        "master_firewall", "own_name", "port", "torch_import", "uplink",
     )  # fmt: skip
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:

@@ -19,7 +19,8 @@ from nccl_doctor.api import (
     place_of,
 )
 from nccl_doctor.toolkit.firewall.portrules import shut_doors
-from nccl_doctor.toolkit.hosts import road_to_master
+from nccl_doctor.toolkit.hosts import lacks_torch, road_to_master
+from nccl_doctor.toolkit.load_torch import TORCH_MISSING
 from nccl_doctor.toolkit.shared_kinds import PORT_BLOCKED
 
 HOST_ABSENT = Kind(
@@ -82,6 +83,8 @@ def kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
             fix = "read its own report: the findings about MASTER_ADDR and MASTER_PORT there"
         stopped = any(door.came_later or host.id not in found for door in closed)
         shut_out = PORT_BLOCKED.code if stopped else None
+        if lacks_torch(cluster, host):
+            shut_out = TORCH_MISSING
         numbers = [rank.rank for rank in ranks if rank.rank is not None]
         lacks = f"rank{'s' * (len(numbers) > 1)} {number_range(numbers)} of {cluster.world_size}"
         yield Finding(

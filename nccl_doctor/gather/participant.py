@@ -143,6 +143,9 @@ class Participant:
             run.progress.say("importing torch", Phase.START)
             with run.joining.phase("torch_s"):
                 import_torch()
+            if torch_error() and self._is_to_sign_in():
+                run.config = replace(run.config, registry=run.registry.with_vital())
+                self._scopes |= {check.name: check.scope for check in run.registry.checks}
             return self._take_part(open_store(run), who)
         except StoreLost as error:
             return self._own_view(
@@ -169,7 +172,7 @@ class Participant:
         self._leave_view()
         if scarce is not None:
             return self._as_far_as_known(scarce.words, fix=scarce.fix)
-        if not (run.launch.is_complete() or self._speaks_for_host()):
+        if not self._is_to_sign_in():
             return self._own_view(None, "")
         if error := torch_error():
             rank = run.launch.rank
@@ -269,6 +272,9 @@ class Participant:
         """True if the coordinator ends with the process that the user started."""
         launch = self._run.launch
         return launch.rank == 0 or (launch.launcher == OWN and launch.node_rank == 0)
+
+    def _is_to_sign_in(self) -> bool:
+        return self._run.launch.is_complete() or self._speaks_for_host()
 
     def _speaks_for_host(self) -> bool:
         """True if this is the first process of a host that has yet to be given its place."""

@@ -19,7 +19,7 @@ def reasons_of(report: Report) -> tuple[Reason, ...]:
 
 
 def findings_of(end: Finish, registry: Registry, host: str) -> list[Finding]:
-    """Findings of this host from the causes that rank 0 told: those in whose place it is."""
+    """Findings of one host: the causes that rank 0 sent and in whose place it is."""
     by = f" ({end.host})" if end.host else ""
     found = []
     for each in end.reasons:

@@ -201,6 +201,8 @@ class Check:
         unaided: True if `observe` only asks the kernel about this process and its limits. Where no
             child can be started for it, it is called in the process of the participant, so that the
             report can name the limit.
+        vital: True if without what it asks for no host can sign in: where that is missing, it is
+            examined though others were selected.
         at_once: kinds whose findings are told on stderr within seconds of the start, before the
             report: they follow from what `observe` sees on its own host without torch and in an
             instant, and no other host's facts take them back. Told are certain failures of exactly
@@ -228,6 +230,7 @@ class Check:
     looks_again: ClassVar[bool] = False
     unaided: ClassVar[bool] = False
     keeps_sockets: ClassVar[bool] = False
+    vital: ClassVar[bool] = False
     at_once: ClassVar[tuple[Kind, ...]] = ()
     reads: ClassVar[tuple[str, ...]] = ()
 

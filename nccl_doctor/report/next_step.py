@@ -1,4 +1,4 @@
-"""What to type next: the last lines of a report for people. Pure."""
+"""Last lines of a report for people: the commands to type next. Pure."""
 
 from __future__ import annotations
 

@@ -106,6 +106,12 @@ def master_host(cluster: Cluster) -> Host | None:
     return min(claims, key=lambda host: not host.joined, default=None)
 
 
+def lacks_torch(cluster: Cluster, host: Host) -> bool:
+    """Whether no process of a host could import torch, by check `torch_import`."""
+    seen = [facts["error"] for _, facts in cluster.facts_on("torch_import", host)]
+    return bool(seen) and all(seen)
+
+
 def collectives_worked(cluster: Cluster, host: Host) -> bool:
     """Whether the collectives of all ranks, by check `collectives`, worked on a host."""
     seen = cluster.evidence_on("collectives", host, "world")

@@ -13,6 +13,8 @@ from types import ModuleType
 from nccl_doctor.toolkit.errands import send_foreign
 from nccl_doctor.toolkit.shortage import NO_MEMORY, soft_limit
 
+TORCH_MISSING = "torch-missing"
+"""Code of the finding on a rank that cannot import torch."""
 _PATIENCE_S = 60.0
 """Time for a cold import from a network file system."""
 _DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from nccl_doctor.api import Context
+from nccl_doctor import registry
+from nccl_doctor.api import Context, Severity
+from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.launch import Launch
 from tests.support.checks import CHECKS
-from tests.support.clusters import make_cluster
+from tests.support.clusters import change_rank, make_cluster, outcome, shut_out
+from tests.support.knocks import facts, tried
+from tests.support.reports import RUN
 
 CHECK = CHECKS["torch_import"]
 GOOD = {"python": "/opt/python", "version": "2.13.0", "error": None}
@@ -62,6 +69,53 @@ BROKEN = {
 }
 
 
+def views(without: Sequence[str], *, merged: bool) -> list[tuple[str, str | None]]:
+    """Code and explanation of each failure, where Python has no torch on some of two hosts; what
+    nd1 says alone, or both together.
+    """
+    hosts, last = ("nd0", "nd1"), tried("refused", errno=errno.ECONNREFUSED)
+    seen = {"nd0": facts(server="none"), "nd1": facts(last)}
+    if "nd0" not in without:
+        seen = {"nd0": facts(server="self"), "nd1": facts()}
+    made = make_cluster(hosts, 1, check="port", by_host=seen, complete="nd0" not in without)
+    for seat, rank in enumerate(made.present):
+        bad = hosts[seat] in without
+        error = "ModuleNotFoundError: No module named 'torch'" if bad else None
+        known = {"torch_import": {"alone": outcome({**GOOD, "error": error})}}
+        made = change_rank(made, rank.seat, facts=known)
+    made = shut_out(made, *("nd1",) if "nd0" not in without else hosts)
+    if not merged:
+        made = replace(made, hosts=made.hosts[1:], ranks=made.present[1:], complete=False)
+    checks = [CHECKS[name] for name in ("torch_import", "port", "ranks")]
+    report = conclude(made, checks, run=RUN)
+    return [(f.code, f.explained_by) for f in report.findings if f.level is Severity.FAIL]
+
+
+def test_python_without_torch_is_one_cause_on_each_screen_and_in_the_merged_report() -> None:
+    missing = ("torch-missing", None)
+    refused = ("port-refused", "torch-missing")
+    assert views(["nd0", "nd1"], merged=False) == [missing, refused]
+    assert views(["nd0", "nd1"], merged=True) == [missing, refused]
+    assert views(["nd0"], merged=True) == [missing, refused]
+    assert views(["nd0"], merged=False) == [("port-refused", None)]  # it cannot know more
+    assert views(["nd1"], merged=False) == [missing]
+    absent = ("host-absent", "torch-missing")
+    assert sorted(views(["nd1"], merged=True)) == [absent, missing]
+
+
+def test_it_is_examined_where_it_is_missing_whatever_was_selected() -> None:
+    chosen = registry.load(select=["port"])
+    assert [check.name for check in chosen.checks] == ["port"]
+    more = chosen.with_vital()
+    assert [check.name for check in more.checks] == ["torch_import", "port"]
+    assert more.wanted("torch-missing")
+    assert not more.wanted("addr-differs")
+    everything = registry.load()
+    assert everything.with_vital().checks == everything.checks
+    for name in ("torch_import", "torch-missing"):
+        assert len(registry.load(ignore=[name], select=["port"]).with_vital().checks) == 1
+
+
 def run_with(torch: str, folder: Path, *arguments: str, **env: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of the program with another torch."""
     (folder / "torch").mkdir(exist_ok=True)
@@ -105,7 +159,14 @@ def test_a_rank_whose_torch_breaks_says_so_at_once(tmp_path: Path, content: str)
 
 
 @pytest.mark.parametrize("content", ["raise ValueError('numpy.dtype')", "import sys; sys.exit()"])
-@pytest.mark.parametrize("command", ["env --backend gloo", "run --nproc-per-node 2 --backend gloo"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "env --backend gloo",
+        "run --nproc-per-node 2 --backend gloo",
+        "run --nproc-per-node 2 --backend gloo --select=port,limits",
+    ],
+)
 def test_a_host_whose_torch_breaks_has_this_one_cause(
     tmp_path: Path, command: str, content: str
 ) -> None:
