@@ -54,7 +54,6 @@ from nccl_doctor.api import (
     Skip,
     Step,
     Where,
-    fill,
     likely_address,
     shell,
     spans_machines,
@@ -63,6 +62,7 @@ from nccl_doctor.toolkit.c10d import (
     endpoint_host,
     in_a_file,
     is_host_of,
+    port_of,
     recognise,
     rendezvous_of,
 )
@@ -195,12 +195,14 @@ class RendezvousEndpoint(Check):
             )
         elif len({owner.label for owner in serving}) > 1:
             address = _address(serving[0].addresses)
+            line = shell("# --rdzv-endpoint {}:{}", address, port_of(endpoint))
+            note = "in the line of torchrun, the same everywhere, of one of the hosts"
             yield Finding(
                 RDZV_ENDPOINT_AMBIGUOUS,
                 f"--rdzv-endpoint={endpoint}: {len(serving)} hosts would serve it",
                 Where(hosts=tuple(sorted(owner.label for owner in serving))),
                 evidence,
-                fix=fill(RDZV_ENDPOINT_AMBIGUOUS.fix, ADDRESS=address),
+                fix=Fix(Step(line, On.EVERY, note=note)),
             )
 
 

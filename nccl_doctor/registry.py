@@ -11,7 +11,7 @@ import inspect
 import os
 import pkgutil
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
@@ -64,11 +64,15 @@ class Registry:
     owners: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     vital: tuple[Check, ...] = ()
 
-    def with_vital(self) -> Registry:
-        """The registry with the vital checks that were not selected, unless they were ignored."""
-        checks = sorted((*self.checks, *self.vital), key=_order)
-        select = self.select | {check.name for check in self.vital}
-        return replace(self, checks=tuple(checks), select=select, vital=())
+    def with_vital(self, names: Container[str] | None = None) -> Registry:
+        """The registry with the vital checks that were not selected, unless they were ignored: all,
+        or those of these names.
+        """
+        left_out = (check for check in self.vital if check not in self.checks)
+        more = [check for check in left_out if names is None or check.name in names]
+        checks = sorted((*self.checks, *more), key=_order)
+        select = self.select | {check.name for check in more} if more else self.select
+        return replace(self, checks=tuple(checks), select=select)
 
     def wanted(self, code: str) -> bool:
         """True if a finding of this code belongs in the report, after --select and --ignore.

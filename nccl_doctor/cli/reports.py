@@ -261,6 +261,10 @@ def _chosen(reports: Sequence[Report]) -> dict[str, list[str]]:
         [set(_strings(saved.run.options, name)) & known for saved in reports]
         for name in ("select", "ignore")
     )
+    vital = {check.name for check in every.checks if check.vital}
+    for names, saved in zip(selected, reports, strict=True):
+        if names:  # examined beside them, as it was missing there
+            names |= vital.intersection(result.name for result in saved.checks)
     return {
         "select": sorted(set[str]().union(*selected)) if all(selected) else [],
         "ignore": sorted(set[str].intersection(*ignored)),

@@ -378,8 +378,12 @@ class EvidenceLog:
 
 
 def _digest(key: str) -> str:
-    """Digest of a host key: it differs between hosts, and hides the values in the key."""
-    return hashlib.sha256(key.encode()).hexdigest()[:16]
+    """Digest of a host key: it differs between hosts, and hides the values in the key. Behind a dot
+    that of the same without the name, which containers with one network have in common.
+    """
+    _, _, network = key.partition("|")
+    parts = (key, network) if network else (key,)
+    return ".".join(hashlib.sha256(each.encode()).hexdigest()[:16] for each in parts)
 
 
 def _by_rank(item: tuple[int, SignIn]) -> tuple[int, int]:

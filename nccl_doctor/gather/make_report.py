@@ -71,6 +71,7 @@ class _Maker:
         self._alone = alone
         self._problems = [*extra, *unread_hosts(run.options.job.unread)]
         self._known = known
+        self._registry = run.registry
 
     def report(self, views: Sequence[Report]) -> Report:
         """The report: judged, or else with what is known without judging."""
@@ -78,6 +79,8 @@ class _Maker:
         cluster = self._tried("putting the facts together", self._cluster, self._no_facts())
         if views:
             self._known = _NOTHING
+            examined = {each.name for view in views for each in view.checks}
+            self._registry = self._registry.with_vital(examined)
             clusters = [cluster, *(view.cluster for view in views)]
             cluster = self._tried(
                 "merging partial reports", lambda: merge_clusters(clusters), cluster
@@ -91,7 +94,7 @@ class _Maker:
                 "comparing with earlier runs", lambda: self._compared(cluster, about), about
             )
         self._problems += self._tried(
-            "asking for sections", lambda: broken_sections(cluster, self._run.registry.checks), []
+            "asking for sections", lambda: broken_sections(cluster, self._registry.checks), []
         )
         judged = self._tried("judging", lambda: self._judged(cluster, about), None)
         return judged if judged is not None else self._unjudged(cluster, about)
@@ -144,7 +147,7 @@ class _Maker:
         from nccl_doctor.judge.history import compare
 
         assert self._run.config.past is not None
-        found = compare(cluster, self._run.registry.checks, self._run.config.past, about)
+        found = compare(cluster, self._registry.checks, self._run.config.past, about)
         self._problems += found.findings
         return replace(about, baseline=found.record)
 
@@ -152,19 +155,19 @@ class _Maker:
         run = self._run
         skipped = {
             check.name: f"needs --level {check.level.value}"
-            for check in run.registry.checks
+            for check in self._registry.checks
             if check.level.order > run.options.level.order
         }
         if self._alone:
-            together = (check.name for check in run.registry.checks if check.together)
+            together = (check.name for check in self._registry.checks if check.together)
             skipped |= dict.fromkeys(together, "needs other hosts or ranks")
         return conclude(
             cluster,
-            run.registry.checks,
+            self._registry.checks,
             run=about,
-            problems=[*run.registry.problems, *self._problems],
+            problems=[*self._registry.problems, *self._problems],
             skipped=skipped,
-            wanted=run.registry.wanted,
+            wanted=self._registry.wanted,
             strict=run.options.strict,
             known=self._known,
         )
@@ -182,7 +185,7 @@ class _Maker:
             findings=tuple(self._problems),
             checks=tuple(
                 CheckResult(check.name, check.layer, check.scope, Status.UNKNOWN, reason)
-                for check in self._run.registry.checks
+                for check in self._registry.checks
             ),
             tool={"name": "nccl-doctor", "version": __version__},
         )

@@ -40,11 +40,11 @@ def network_of(host: Host) -> Hashable:
     """Key of the network that a host sees: the same for several node ranks on one machine, also in
     containers with the network of the host, and names of their own.
 
-    `Host.key` has name, kernel boot and network namespace. Clones of one image may have the last
-    two in common, but no two of them all addresses.
+    Behind a dot, `Host.key` has a digest of kernel boot and network namespace; that of an older
+    report has none. Clones of one image may have both in common, but no two of them all addresses.
     """
-    _, _, place = host.key.partition("|")
-    return (place or host.name, host.addresses)
+    _, _, network = host.key.partition(".")
+    return (network or host.name, host.addresses)
 
 
 def is_namesake(rank: Rank) -> bool:
@@ -86,7 +86,7 @@ def listens_at(cluster: Cluster, master: Host) -> str:
     """
     for _, facts in cluster.facts_on("master_addr", master):
         led = [each for each in facts["master"]["answers"] if each in master.addresses]
-        likely = likely_address(facts["interfaces"], facts.get("source", ""))
+        likely = likely_address(facts.get("interfaces", ()), facts.get("source", ""))
         return led[0] if led else likely[1] if likely else ""
     return next(iter(master.addresses), "")
 

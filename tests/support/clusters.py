@@ -128,7 +128,7 @@ def on_one_machine(cluster: Cluster, *names: str) -> Cluster:
     """A copy in which these hosts are containers with one network, as with `hostNetwork: true`."""
     first = next(host for host in cluster.hosts if host.name in names)
     hosts = {
-        host.id: replace(host, key=f"{host.name}|boot|4026531840", addresses=first.addresses)
+        host.id: replace(host, key=f"digest-{host.name}.digest", addresses=first.addresses)
         if host.name in names
         else host
         for host in cluster.hosts

@@ -15,8 +15,10 @@ import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.api import Context, Severity
+from nccl_doctor.cli.reports import _chosen
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.launch import Launch
+from nccl_doctor.model.report import Report
 from tests.support.checks import CHECKS
 from tests.support.clusters import change_rank, make_cluster, outcome, shut_out
 from tests.support.knocks import facts, tried
@@ -110,10 +112,24 @@ def test_it_is_examined_where_it_is_missing_whatever_was_selected() -> None:
     assert [check.name for check in more.checks] == ["torch_import", "port"]
     assert more.wanted("torch-missing")
     assert not more.wanted("addr-differs")
+    assert chosen.with_vital({"limits"}).checks == chosen.checks
+    assert more.with_vital().checks == more.checks
     everything = registry.load()
     assert everything.with_vital().checks == everything.checks
     for name in ("torch_import", "torch-missing"):
         assert len(registry.load(ignore=[name], select=["port"]).with_vital().checks) == 1
+
+
+def test_a_merge_of_runs_with_a_selection_knows_it_too() -> None:
+    def report(*checks: str) -> Report:
+        run = replace(RUN, options={"select": ["port"]})
+        return conclude(make_cluster(), [CHECKS[name] for name in checks], run=run)
+
+    assert _chosen([report("port"), report("port")])["select"] == ["port"]
+    assert _chosen([report("port"), report("port", "torch_import")])["select"] == [
+        "port",
+        "torch_import",
+    ]
 
 
 def run_with(torch: str, folder: Path, *arguments: str, **env: str) -> tuple[int, str, str]:

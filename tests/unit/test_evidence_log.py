@@ -25,6 +25,7 @@ from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import Claim, lay_out
 from nccl_doctor.model.options import Flags, Options
 from nccl_doctor.toolkit.host import host_name
+from nccl_doctor.toolkit.hosts import network_of
 from tests.support.findings import judge
 from tests.support.launches import MASTER, OPEN_MPI, PLAIN, RAY
 
@@ -52,6 +53,20 @@ def called(*came: tuple[int, int], waited_s: float | None = None) -> EvidenceLog
         claims.append(Claim(seat, node, 3, nproc))
     log.lay_out(lay_out(claims, 3), waited_s)
     return log
+
+
+def test_hosts_on_one_machine_are_known_by_their_network_whatever_their_names() -> None:
+    """Names and numbers of the kernel stay on the host."""
+    keys = ("nd0|boot|4026531840", "pod|boot|4026531840", "nd0|boot|4026532001", "nd0")
+    log = EvidenceLog(host_launch(Flags(nnodes=4, node_rank=0, master_addr="nd0"), 1), {}, {})
+    for seat, key in enumerate(keys):
+        log.sign_in(seat, replace(sign_in(seat, 1), host_key=key, addresses=("10.0.0.1",)), 0.0)
+    made = log.cluster(Options(), "gloo", complete=False)
+    assert len({host.key for host in made.hosts}) == 4
+    assert not any("boot" in host.key or "402653" in host.key for host in made.hosts)
+    assert len(set(map(network_of, made.hosts))) == 3
+    first, pod, *_ = made.hosts
+    assert network_of(first) == network_of(pod)
 
 
 def test_who_is_not_here_in_words() -> None:

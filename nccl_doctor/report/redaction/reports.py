@@ -307,7 +307,8 @@ class _Writer:
             elif name == "id" and ((own and key == "run") or key == "merged"):
                 made[name] = item  # drawn by chance: it names nobody
             elif own and key == "hosts" and name == "key" and item:
-                made[name] = self._text.addresses.uuid(str(item))
+                parts = str(item).split(".")  # the machine, and its network
+                made[name] = ".".join(map(self._text.addresses.uuid, parts))
             else:
                 made[self._key(name, name in hosts)] = self._any(_behind(key, name), item)
         return made
