@@ -76,6 +76,7 @@ def said(found: JobLine, words: str) -> bool:
 
 MANY = "--multi_gpu --num_machines 2 --num_processes 16 --machine_rank 1 --main_process_ip 10.0.0.1"
 TWO = {"nnodes": 2, "node_rank": 1, "nproc_per_node": "8", "master_addr": "10.0.0.1"}
+TWO_OF_2 = {"nnodes": 2, "nproc_per_node": "2"}
 ONE = {"nnodes": 1, "node_rank": 0, "ranks_assigned": False}
 
 LINES = [
@@ -227,8 +228,6 @@ def test_what_the_user_should_know(flags: str, words: str, cwd: Path):
     [
         ("rdzv_backend: static", "rdzv_backend: c10d", "is not read by accelerate"),
         ("LOCAL_MACHINE", "AMAZON_SAGEMAKER", "AMAZON_SAGEMAKER, not here"),
-        ("debug: false", "debug false", "two.yaml: not read, for not being `key: value`: line 2"),
-        ("debug: false", "\tdebug: {a", "line 2"),
     ],
 )
 def test_what_the_user_should_know_of_the_file(old: str, new: str, words: str, cwd: Path):
@@ -294,12 +293,17 @@ def test_a_line_that_cannot_start_its_job(flags: str, words: str, cwd: Path):
     [
         ("c.json", b"{", "not JSON"),
         ("c.json", b"[1]", "not a table"),
-        ("c.json", b"[" * 100_000, "not JSON"),
+        ("c.json", b"[" * 60_000, "not JSON"),
+        ("c.json", b'\xef\xbb\xbf{"distributed_type": "NO"}', "Unexpected UTF-8 BOM"),
         ("c.yaml", b"\xff\xfe", "not text"),
-        ("c.yaml", b"a: 1\n" * 300_000, "longer than 1 MiB"),
+        ("c.yaml", b"a: 1\n" * 300_000, "longer than 65536 bytes"),
         ("c.yaml", b"distributed_type: MULTI_GPU\n", "the number of processes is missing"),
         ("c.yaml", b"distributed_type: MULTI_GPU\nnum_processes: -1\n", "is missing"),
-        ("c.yaml", b"num_machines: two\n", "num_machines in"),
+        ("c.yaml", b"num_machines: two\n", "c.yaml: distributed_type is missing"),
+        ("c.yaml", b"", "c.yaml: is empty; `accelerate config` writes one"),
+        ("c.yaml", b"debug false\n", "c.yaml: not a table"),
+        ("c.yaml", b"debug: no\n- x\n", "c.yaml, line 2: not YAML"),
+        ("c.yaml", b"a: 2026-13-45\n", "c.yaml: not YAML: month must be in 1..12"),
     ],
 )
 def test_a_file_that_is_none(name: str, content: bytes, words: str, cwd: Path):
@@ -308,6 +312,52 @@ def test_a_file_that_is_none(name: str, content: bytes, words: str, cwd: Path):
         job(f"--config_file {name} t.py", cwd)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+OF_A_KEY = [
+    ("LOCAL_MACHINE", "MULTI_MACHINE", "compute_environment", 'did you mean "LOCAL_MACHINE"?'),
+    ("MULTI_GPU", "multi_gpu", "distributed_type in", "write MULTI_GPU"),
+    ("gpu_ids: all", "gpu_ids: 0", "write gpu_ids: '0'"),
+    ("gpu_ids: all", "gpu_ids: [0, 1]", "a list or table is not text", "write gpu_ids: '0,1'"),
+    ("num_machines: 2", "gpu_ids: '1'", "'1' is one GPU, and distributed_type asks for several"),
+    ("bf16\n", "no\n", "mixed_precision in", "write mixed_precision: 'no'"),
+    ("bf16\n", "fp32\n", "'fp32' is not known to accelerate; it is one of no, fp8, fp16, bf16"),
+    ("num_machines: 2", "num_machines: '2'", "write num_machines: 2"),
+    ("num_machines: 2", "num_machines:", "num_machines in", "nothing is not a number"),
+    ("num_processes: 16", "num_processes: '16'", "write num_processes: 16"),
+    ("8080", "'8080'", "write main_process_port: 8080"),
+    ("debug: false", "num_process: 3", "accelerate knows no key num_process", "num_processes"),
+    ("debug: false", "strange: 3", "accelerate knows no key strange; take it out"),
+    ("debug: false", "dynamo_backend: x", "'x' is not known"),
+    (
+        "distributed_type: MULTI_GPU",
+        "distributed_type: FSDP\nfsdp_config: {sync_module_states: false}",
+        "fsdp_sync_module_states in",
+    ),
+    ("machine_rank: 1", "machine_rank:", "needs --machine_rank"),
+]
+
+
+@each_row("row", OF_A_KEY)
+def test_a_value_of_the_file_that_ends_accelerate(row: tuple[str, ...], cwd: Path):
+    """As accelerate 1.15 does; test_command_line_truth.py asks an installed one."""
+    old, new, *words = row
+    (cwd / "c.yaml").write_text(FILE.replace(old, new))
+    with pytest.raises(JobLineError) as error:
+        job("--config_file c.yaml t.py", cwd)
+    assert all(word in str(error.value) for word in words)
+    assert "\n" not in str(error.value)
+
+
+def test_the_numbers_of_yaml_are_those_of_its_old_version(cwd: Path):
+    for text, ranks in {"010": "4", "0x10": "8", "8:20": "250", "1_6": "8"}.items():
+        (cwd / "c.yaml").write_text(FILE.replace("num_processes: 16", f"num_processes: {text}"))
+        says(job("--config_file c.yaml t.py", cwd), {"nproc_per_node": ranks})
+
+
+def test_a_flag_takes_the_place_of_a_bad_value(cwd: Path):
+    (cwd / "c.yaml").write_text(FILE.replace(": 16", ": '16'").replace(": bf16", ": no"))
+    says(job("--config_file c.yaml --mixed_precision bf16 --num_processes 4 t.py", cwd), TWO_OF_2)
 
 
 def test_a_file_that_may_not_be_read(cwd: Path):

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import io
+import os
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.launch.command_line import accelerate, deepspeed, torchrun
+from nccl_doctor.launch.command_line import accelerate, accelerate_config, deepspeed, torchrun
 from nccl_doctor.launch.command_line.flags import FlagTable, read_flags
 from nccl_doctor.launch.command_line.job_line import JobLineError, Said
 from nccl_doctor.launch.command_line.reader import read
 from tests.support.lazy import Lazy
+from tests.support.rows import each_row
 from tests.support.unsent import unsent
 
 launch, run = Lazy("torch.distributed.launch"), Lazy("torch.distributed.run")
@@ -68,9 +73,14 @@ def test_every_flag_of_deepspeed(of_deepspeed: argparse.ArgumentParser):
         assert known(deepspeed.FLAGS, takes_value) == flags_of(of_deepspeed, takes_value)
 
 
-def test_every_flag_of_accelerate():
+@pytest.fixture(scope="module")
+def accelerates() -> argparse.ArgumentParser:
     commands = pytest.importorskip("accelerate.commands.launch")
-    parser = commands.launch_command_parser()
+    return commands.launch_command_parser()
+
+
+def test_every_flag_of_accelerate(accelerates: argparse.ArgumentParser):
+    parser = accelerates
     ours = known(accelerate.FLAGS, True), known(accelerate.FLAGS, False)
     of_a_family = {
         name
@@ -80,6 +90,142 @@ def test_every_flag_of_accelerate():
     assert flags_of(parser, True) - of_a_family <= ours[0]
     assert flags_of(parser, False) <= ours[1]
     assert not flags_of(parser, True) & ours[1]
+
+
+# --- the configuration of accelerate, key by key ---
+
+FILE = {"distributed_type": "MULTI_GPU", "num_processes": "4"}
+TWO = {
+    "num_processes": "16",
+    "num_machines": "2",
+    "machine_rank": "1",
+    "main_process_ip": "10.0.0.1",
+}
+NOT_MULTI = {"distributed_type": "'NO'"}
+GONE = object()
+VALUES = {
+    "compute_environment": ("LOCAL_MACHINE", "MULTI_MACHINE", "local_machine", "", "1"),
+    "distributed_type": (
+        *("MULTI_GPU", "multi_gpu", "MULTIGPU", "NO", "'NO'", "", "3", "MULTI_CPU"),
+        *("FSDP", "MEGATRON_LM", "MULTI_XPU", GONE),
+    ),
+    "num_processes": (
+        *("4", "'4'", "010", "0o10", "1_0", "0x8", "8:20", "+4", "08", "true", "-1", "", "four"),
+        GONE,
+    ),
+    "num_machines": ("1", "'2'", "2.0", "two", "", GONE),
+    "machine_rank": ("'1'", "x", "", GONE),
+    "gpu_ids": ("all", "0", "'0'", "0,1", "'0,1'", "0, 1", "0_1", "[0, 1]", "", "1:20", GONE),
+    "mixed_precision": ("no", "'no'", "bf16", "BF16", "bf17", "fp32", "1", "", "off"),
+    "main_process_port": ("29511", "'29511'", "29511.0", "029511", "70000", "x", "", "0"),
+    "rdzv_backend": ("c10d", "x", ""),
+    "dynamo_backend": ("NO", "'NO'", "x", "inductor", "INDUCTOR"),
+    "dynamo_config": ("{}", "{dynamo_backend: x}", "{backend: EAGER}", "x"),
+    "fsdp_config": (
+        "{fsdp_cpu_ram_efficient_loading: true, fsdp_sync_module_states: false}",
+        "{cpu_ram_efficient_loading: false, fsdp_sync_module_states: false}",
+    ),
+    "fp16": ("true",),
+    "strange": ("1",),
+    "num_process": ("4",),
+    "ipex_config": ("{}",),
+    "debug": ("x", "no"),
+    "use_cpu": ("true", "x"),
+    "same_network": ("true", "x"),
+    "downcast_bf16": ("x", "'no'"),
+    "tpu_env": ("[]", "x"),
+    "commands": ("[a]",),
+}
+TEXTS = ("", "# nothing\n", "---\n", "- a\n", "text\n", "a: [1\n", "a: 1\n---\nb: 2\n", "\ta: 1\n")
+
+
+def files() -> list[tuple[str, str]]:
+    """(what is odd, text) of every configuration."""
+    made = [(repr(text), text) for text in TEXTS]
+    for more, tried in (
+        ({}, [*VALUES]),
+        (TWO, ["num_processes", "num_machines", "machine_rank", "gpu_ids"]),
+        ({"distributed_type": "FSDP"}, ["gpu_ids", "fsdp_config"]),
+        (NOT_MULTI, ["num_processes", "mixed_precision"]),
+    ):
+        for name, text in [(key, value) for key in tried for value in VALUES[key]]:
+            if more and text == "true":
+                continue  # accelerate passes on True or 0 ranks, which end torchrun or mean 1
+            keys = {**FILE, **more, name: text}
+            lines = [f"{key}: {value}\n" for key, value in keys.items() if value is not GONE]
+            made.append((f"{name}: {text}, {more}", "".join(lines)))
+    return made
+
+
+def of_accelerate(
+    path: Path, parser: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, str] | str | None:
+    """(ranks here, hosts) with which it calls torchrun's code; "one" where it starts one process;
+    None where it ends before.
+    """
+    commands = importlib.import_module("accelerate.commands.launch")
+    called: list[tuple[str, str] | str] = []
+
+    def start(args: argparse.Namespace) -> None:
+        run.config_from_args(args)
+        called.append((args.nproc_per_node, args.nnodes.partition(":")[0]))
+
+    class Started:
+        returncode = 0
+
+        def __init__(self, *_: object, **__: object) -> None:
+            called.append("one")
+
+        def wait(self) -> None: ...
+
+    monkeypatch.setattr(importlib.import_module("torch.distributed.run"), "run", start)
+    monkeypatch.setattr(commands.subprocess, "Popen", Started)
+    monkeypatch.setattr(commands, "check_cuda_p2p_ib_support", lambda: True)
+    line = ["--config_file", str(path), "t.py"]
+    with warnings.catch_warnings(), monkeypatch.context() as patch:
+        warnings.simplefilter("ignore")
+        patch.setattr(os, "environ", {"HOME": str(path.parent)})
+        try:
+            commands.launch_command(parser.parse_args(line))
+        except Exception:  # whatever it is, the job does not start
+            return None
+    return called[0]
+
+
+@each_row(("odd", "text"), files())
+def test_a_configuration_is_refused_where_accelerate_ends(
+    odd: str,
+    text: str,
+    accelerates: argparse.ArgumentParser,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    path = unsent(tmp_path) / "c.yaml"
+    path.write_text(text)
+    told = of_accelerate(path, accelerates, monkeypatch)
+    try:
+        ours = read(["accelerate", "launch", "--config_file", "c.yaml", "t.py"], {}, path.parent)
+    except JobLineError:
+        assert told is None
+        return
+    assert told is not None
+    if told != "one":
+        assert (int(told[0]), told[1]) == (int(ours.nproc_per_node or 0), str(ours.nnodes))
+
+
+@each_row("text", [text for _, text in files()])
+def test_a_configuration_is_the_same_without_pyyaml(text: str):
+    yaml = pytest.importorskip("yaml")
+    try:
+        table = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return
+    lines = text.splitlines()
+    for name, value in table.items() if isinstance(table, dict) else ():
+        (line,) = (line for line in lines if line.startswith(f"{name}:"))
+        if isinstance(value, (str, int, float, type(None))):
+            found = accelerate_config.resolved(line.partition(":")[2])
+            assert (found, type(found)) == (value, type(value))
 
 
 def theirs(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:

@@ -52,6 +52,10 @@ _KINDS = ("multi_gpu", "cpu", "tpu", "use_deepspeed", "use_fsdp")
 """Switches of which accelerate takes one."""
 _CHOSEN_BY_FILE = {"DEEPSPEED": "deepspeed", "FSDP": "torchrun", "MEGATRON_LM": "torchrun"}
 _HERE = "standard"  # DeepSpeed's ranks are started by torchrun's code, on each machine its own
+_NO_NUMBER = (
+    "the number of processes is missing: give --num_processes, or set num_processes in the "
+    "configuration file"
+)
 _LAUNCHERS = (*deepspeed.LAUNCHERS, _HERE, "nossh")
 
 
@@ -82,6 +86,10 @@ def _config(named: Said | None, cpu: bool, environ: Mapping[str, str], cwd: Path
     return accelerate_config.load(path)
 
 
+def _is_multi(distributed_type: object) -> bool:
+    return str(distributed_type).startswith("MULTI_") and distributed_type != "MULTI_CPU"
+
+
 class _Reading:
     """The values of one line: flags first, then the file."""
 
@@ -92,17 +100,22 @@ class _Reading:
         self._config = config
         self._cwd = cwd
         self._notes = notes
-        self._machines = self._say("num_machines") or Said("1", DEFAULT)
+        self._machines = self._say_whole("num_machines", empty=False) or Said("1", DEFAULT)
         self._nnodes = number(self._machines, 1)
 
     def _say(self, name: str) -> Said | None:
         return self._flags.get(name) or (self._config.said(name) if self._config else None)
+
+    def _say_whole(self, name: str, *, empty: bool = True) -> Said | None:
+        whole = self._config.whole if self._config else None
+        return self._flags.get(name) or (whole(name, empty=empty) if whole else None)
 
     def line(self) -> JobLine:
         """Record of the job as accelerate reads its command."""
         kind = self._kind()
         if kind == "elsewhere":
             return JobLine(notes=self._notes)
+        self._check(kind)
         line = {"deepspeed": self._deepspeed, "torchrun": self._torchrun, "one": self._one}[kind]()
         gpus, environ = self._say("gpu_ids"), dict(line.environ)
         if gpus and gpus.text != "all":
@@ -111,6 +124,32 @@ class _Reading:
 
     def _note(self, line: str) -> None:
         self._notes += (line,)
+
+    def _check(self, kind: str) -> None:
+        """Refuse values of the file that no flag replaces, and that end accelerate."""
+        if self._config is None:
+            return
+        by_type = self._config.values.get("distributed_type")
+        multi = "multi_gpu" in self._flags or (kind == "torchrun" and _is_multi(by_type))
+        self._config.check(
+            several=multi and self._nnodes == 1, fsdp="use_fsdp" in self._flags or by_type == "FSDP"
+        )
+        precision = self._config.values.get("mixed_precision")
+        if "mixed_precision" not in self._flags and precision is not None:
+            words = accelerate_config.PRECISIONS
+            self._config.check_word("mixed_precision", words, any_case=True)
+        if "num_processes" not in self._flags:
+            self._check_processes(kind)
+
+    def _check_processes(self, kind: str) -> None:
+        """num_processes of the file; alone, torchrun's code takes it as text."""
+        values = self._config.values if self._config else {}
+        total = values.get("num_processes")
+        none = "num_processes" not in values and values.get("distributed_type") != "NO"
+        if none or total == -1:
+            raise JobLineError(_NO_NUMBER)
+        if self._nnodes > 1 or (kind == "one" and isinstance(total, str)):
+            self._say_whole("num_processes", empty=kind == "one")
 
     def _kind(self) -> str:
         """Program that starts the ranks."""
@@ -124,13 +163,12 @@ class _Reading:
             return "deepspeed"
         if any(name in self._flags for name in ("multi_gpu", "use_fsdp", "use_megatron_lm")):
             return "torchrun"
-        by_file = chosen.get("distributed_type", "")
+        by_file = chosen.get("distributed_type") or ""
         if "tpu" in self._flags or by_file in ("TPU", "XLA"):
             self._note("accelerate starts this job on TPUs, which are not examined here")
             return "elsewhere"
         if self._config:
-            multi = "torchrun" if by_file.startswith("MULTI_") and by_file != "MULTI_CPU" else "one"
-            return _CHOSEN_BY_FILE.get(by_file, multi)
+            return _CHOSEN_BY_FILE.get(by_file, "torchrun" if _is_multi(by_file) else "one")
         if self._nnodes > 1:
             self._note(
                 "without --multi_gpu, accelerate starts several ranks only on a machine with "
@@ -144,10 +182,7 @@ class _Reading:
         if said is None and self._config is None:
             return None
         if said is None or said.text.strip() == "-1":
-            raise JobLineError(
-                "the number of processes is missing: give --num_processes, or set num_processes in "
-                "the configuration file"
-            )
+            raise JobLineError(_NO_NUMBER)
         total = number(said, 1)
         multi = self._flags.get("multi_gpu")
         if multi and total < 2:
@@ -173,7 +208,7 @@ class _Reading:
                 f"{self._machines.source} {self._nnodes} needs --main_process_ip, the address of "
                 "the machine of rank 0"
             )
-        return addr, self._say("main_process_port") or Said(str(torchrun.PORT), DEFAULT)
+        return addr, self._say_whole("main_process_port") or Said(str(torchrun.PORT), DEFAULT)
 
     def _torchrun(self) -> JobLine:
         nproc = self._nproc()
@@ -216,7 +251,8 @@ class _Reading:
 
     def _rank(self) -> Said:
         said = self._say("machine_rank")
-        if said is None and self._config is None:
+        empty = self._config is None or "machine_rank" in self._config.values
+        if said is None and empty:
             raise JobLineError(f"{self._machines.source} {self._nnodes} needs --machine_rank")
         return said or Said("0", DEFAULT)
 
