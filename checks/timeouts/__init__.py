@@ -9,6 +9,7 @@ works alone before the first barrier, each clock that runs meanwhile is compared
 
     layer          default                      what sets it
     rendezvous     900 s, with c10d 600 s       torchrun --rdzv-conf timeout=, join_timeout=
+    c10d endpoint  60 s                         torchrun --rdzv-conf read_timeout=
     store          that of the process group    init_process_group(timeout=...)
     process group  NCCL 600 s, gloo 1800 s      init_process_group(timeout=...)
     new groups     NCCL 600 s, gloo 1800 s      new_group(timeout=...)

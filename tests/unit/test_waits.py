@@ -73,7 +73,7 @@ def test_every_layer_says_everything() -> None:
         assert all((row.starts, row.ends, row.misses)), row
         # A layer without a clock has nothing to lengthen.
         assert bool(row.fix) == (row.clock != "never")
-        row.fix.format(seconds=60, minutes=1, key="timeout")
+        row.fix.format(seconds=60, minutes=1, conf="timeout=60")
 
 
 def test_the_fact_that_reports_show() -> None:
@@ -235,7 +235,8 @@ def test_what_to_type_is_long_enough() -> None:
     assert got["heartbeat"].fix(601) == "`export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=660`"
     assert got["rendezvous"].fix(1000) == "`# --rdzv-conf timeout=1020` (in the line of torchrun)"
     elastic = found(rdzv={"backend": "c10d", "conf": {}})["rendezvous"]
-    assert elastic.fix(1000) == "`# --rdzv-conf join_timeout=1020` (in the line of torchrun)"
+    conf = "join_timeout=1020,read_timeout=1020"  # an endpoint that refuses knows the last alone
+    assert elastic.fix(1000) == f"`# --rdzv-conf {conf}` (in the line of torchrun)"
     assert "DEEPSPEED_TIMEOUT=1`" in got["DeepSpeed"].fix(0.5)
 
 

@@ -87,7 +87,10 @@ class Wait:
     def fix(self, least_s: float) -> str:
         """The command that sets at least so many seconds."""
         minutes = max(1, math.ceil(least_s / 60))
-        return self.waiter.fix.format(minutes=minutes, seconds=minutes * 60, key=self.value.key)
+        seconds = minutes * 60
+        keys = [self.value.key] + (["read_timeout"] if self.value.key == "join_timeout" else [])
+        conf = ",".join(f"{key}={seconds}" for key in keys)
+        return self.waiter.fix.format(minutes=minutes, seconds=seconds, conf=conf)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; `clock` is explained in `layers.toml`."""
