@@ -162,6 +162,20 @@ def test_variables_stand_for_flags_that_are_not_given():
     says(job("torchrun t.py", PET_MAX_RESTARTS="2"), {"max_restarts": 2})
 
 
+def test_a_variable_that_is_set_to_nothing():
+    """As torch 2.13.0 reads it: each was given to a torchrun."""
+    for name in ("PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_RDZV_ID", "PET_RDZV_CONF"):
+        says(job("torchrun t.py", **{name: ""}), {**ALONE, "ranks_assigned": False})
+    says(job("torchrun t.py", PET_LOCAL_ADDR=""), ALONE)
+    with pytest.raises(JobLineError, match="PET_MASTER_ADDR '' has no host"):
+        job("torchrun --nnodes 2 --node-rank 1 t.py", PET_MASTER_ADDR="")
+    with pytest.raises(JobLineError, match="PET_MASTER_ADDR '' has no host"):
+        job("torchrun --master-port 29501 t.py", PET_MASTER_ADDR="")
+    with pytest.raises(JobLineError, match="PET_RDZV_BACKEND is empty, which torchrun refuses"):
+        job("torchrun t.py", PET_RDZV_BACKEND="")
+    says(job("torchrun --standalone t.py", PET_RDZV_BACKEND=""), ALONE)
+
+
 def test_an_elastic_range_needs_its_fewest_hosts():
     line = "torchrun --nnodes=2:4 --rdzv_backend=c10d --rdzv_endpoint=head:29400 t.py"
     found = job(line)
@@ -310,8 +324,10 @@ def test_a_variable_that_torchrun_would_refuse(name: str, text: str, words: str)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("worker-0\n", 'write "worker-0 slots=N"'),
+        ("worker-0\n", 'write "worker-0 slots=8"'),
+        ("worker-0 max_slots=4 slots=2\n", 'write "worker-0 slots=2 max_slots=4"'),
         ("worker-0 slots=8\nworker-0 slots=8\n", "already"),
+        ("worker-0 slots=0\nworker-1 slots=8\n", "line 1: worker-0 has slots=0"),
         ("", "names no host"),
     ],
 )
@@ -397,6 +413,10 @@ def test_the_hosts_that_the_filters_leave(flags: str, hosts: dict[str, int], cwd
 
 
 def test_deepspeed_notes(cwd: Path):
+    (cwd / "zero").write_text("a slots=2\nA slots=2\nb slots=0\n")
+    zero = job("deepspeed --hostfile zero t.py", cwd)
+    assert [(entry.name, entry.slots) for entry in zero.hosts] == [("a", 2), ("A", 2)]
+    assert said(zero, "line 3: b has slots=0: no rank is started there")
     elastic = "deepspeed -H hosts --elastic_training --min_elastic_nodes 1 --master_addr a t.py"
     assert said(job(elastic, cwd), "all hosts are examined")
     assert said(job("deepspeed --master_addr 10.0.0.1 t.py", cwd), "not used without a hostfile")

@@ -19,9 +19,11 @@ from nccl_doctor.launch.command_line import accelerate, accelerate_config, deeps
 from nccl_doctor.launch.command_line.flags import FlagTable, read_flags
 from nccl_doctor.launch.command_line.job_line import JobLineError, Said
 from nccl_doctor.launch.command_line.reader import read
+from nccl_doctor.launch.ssh import hostfile
 from tests.support.lazy import Lazy
 from tests.support.rows import each_row
 from tests.support.unsent import unsent
+from tests.unit.test_ssh_hostfile import OF_DEEPSPEED
 
 launch, run = Lazy("torch.distributed.launch"), Lazy("torch.distributed.run")
 utils = Lazy("torch.distributed.elastic.rendezvous.utils")
@@ -305,6 +307,20 @@ def test_a_rendezvous_conf_is_read_as_torch_reads_it(conf: str):
             utils._parse_rendezvous_config(conf)
         return
     assert found == utils._parse_rendezvous_config(conf)
+
+
+@each_row("text", [*OF_DEEPSPEED, "nd0\tslots=1\n\n #x\n"])
+def test_a_hostfile_is_read_as_deepspeed_reads_it(text: str, of_deepspeed: object):
+    runner = pytest.importorskip("deepspeed.launcher.runner")
+    try:
+        entries = hostfile.parse(text, "hosts", of_deepspeed=True)
+    except hostfile.HostfileError as error:
+        if all(words not in str(error) for words in ("host name", "more than")):  # ssh, and size
+            with pytest.raises(ValueError, match=r"[Hh]ostfile"):
+                runner._parse_hostfile(text.splitlines())
+        return
+    found = {entry.destination: entry.slots for entry in entries}
+    assert runner._parse_hostfile(text.splitlines()) == found
 
 
 SLOTS = {"a": 2, "b": 1, "c": 3}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -118,9 +119,44 @@ def test_files_that_cannot_be_read(tmp_path: Path):
 
 
 def test_a_file_with_a_byte_order_mark(tmp_path: Path):
-    file = tmp_path / "hosts"
+    """It is ours to read, but deepspeed asks ssh for a host of a name that begins with it."""
+    file = tmp_path / "my hosts"
     file.write_bytes(b"\xef\xbb\xbfnd0 slots=1\r\n")
     assert [entry.name for entry in read(str(file))] == ["nd0"]
+    with pytest.raises(HostfileError, match="begins with a byte order mark") as caught:
+        read(str(file), of_deepspeed=True)
+    subprocess.run(["sh", "-c", str(caught.value).rpartition("without: ")[2]], check=True)
+    assert [entry.name for entry in read(str(file), of_deepspeed=True)] == ["nd0"]
+
+
+OF_DEEPSPEED = {  # deepspeed 0.19.8, launcher/runner.py: ^(\S+)\s+slots=(\d+)
+    "nd0 slots=2 max_slots=4": [("nd0", 2)],
+    "Nd0 slots=2\nnd0 slots=2": [("Nd0", 2), ("nd0", 2)],
+    "bob@nd0 slots=1\nnd0 slots=1": [("bob@nd0", 1), ("nd0", 1)],
+    "nd0 slots=0": [("nd0", 0)],
+    "nd0 slots=2x": [("nd0", 2)],
+    "nd0 slots=2 slots=3 # two": [("nd0", 2)],
+    "nd0 max_slots=4 slots=2": 'behind the name; write "nd0 slots=2 max_slots=4"',
+    "nd0": 'write "nd0 slots=8"',
+    "nd0:8": 'write "nd0 slots=8"',
+    "nd0 slots = 8": 'write "nd0 slots=8"',
+    "nd0 slots=1\nnd0 slots=1": '"nd0" is already on line 1',
+    "-oProxyCommand=evil slots=8": "does not begin with a host name",
+    "nd0 slots=20000": "more than 10000",
+    "# nothing": "names no host",
+}
+
+
+@each_row("text", OF_DEEPSPEED)
+def test_the_lines_as_deepspeed_reads_them(text: str):
+    expected = OF_DEEPSPEED[text]
+    if isinstance(expected, list):
+        found = parse(text, "hosts", of_deepspeed=True)
+        assert [(entry.destination, entry.slots) for entry in found] == expected
+        return
+    with pytest.raises(HostfileError) as caught:
+        parse(text, "hosts", of_deepspeed=True)
+    assert expected in str(caught.value)
 
 
 def test_ranks_are_the_slots_unless_told_otherwise():

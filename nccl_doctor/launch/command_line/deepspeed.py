@@ -147,15 +147,16 @@ def _alone(draft: Draft, flags: GivenFlags) -> None:
 def _many(draft: Draft, flags: GivenFlags, named: Said, cwd: Path) -> None:
     """Put the hosts of a hostfile that the filters leave."""
     try:
-        entries = hostfile.read(str(cwd / named.text), found=named.source == DEFAULT)
+        found = named.source == DEFAULT
+        entries = hostfile.read(str(cwd / named.text), found=found, of_deepspeed=True)
     except hostfile.HostfileError as error:
         raise JobLineError(str(error)) from error
     for entry in entries:
-        if entry.slots is None:
-            raise JobLineError(
-                f'{named.source} {named.text}, line {entry.line}: "{entry.name}" has no slots; '
-                f'write "{entry.name} slots=N" with the number of GPUs'
-            )
+        if not entry.slots:
+            where = f"{named.source} {named.text}, line {entry.line}: {entry.name} has slots=0"
+            if entry is entries[0] and "master_addr" not in flags:
+                raise JobLineError(f"{where}, and rank 0 would look for its store there")
+            draft.note(f"{where}: no rank is started there")
     active = _active(flags, entries)
     if not active:
         raise JobLineError(f"{named.source} {named.text}: no host is left by the filters")
@@ -183,7 +184,7 @@ def _many(draft: Draft, flags: GivenFlags, named: Said, cwd: Path) -> None:
 
 def _active(flags: GivenFlags, entries: Sequence[Entry]) -> list[tuple[Entry, Sequence[int]]]:
     """The hosts that take part, in the order of the file, each with the slots that it gives."""
-    slots = {entry.name: set(range(entry.slots or 0)) for entry in entries}
+    slots = {entry.destination: set(range(entry.slots or 0)) for entry in entries}
     for name in ("include", "exclude"):
         said = flags.get(name)
         if not said or not said.text:
@@ -200,7 +201,7 @@ def _active(flags: GivenFlags, entries: Sequence[Entry]) -> list[tuple[Entry, Se
             chosen = named.get(host, set())
             slots[host] = own & chosen if name == "include" else own - chosen
     active: list[tuple[Entry, Sequence[int]]] = [
-        (entry, sorted(slots[entry.name])) for entry in entries if slots[entry.name]
+        (entry, sorted(left)) for entry in entries if (left := slots[entry.destination])
     ]
     if (said := flags.get("num_nodes")) and _count(said) > 0:
         active = active[: _count(said)]

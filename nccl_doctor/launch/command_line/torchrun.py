@@ -108,6 +108,8 @@ def resolve(launcher: str, flags: GivenFlags, notes: tuple[str, ...] = ()) -> Jo
     if said := flags.get("local_addr"):
         draft.put("local_addr", said.text, said.source)
     backend = flags.get("rdzv_backend", Said("static", DEFAULT))
+    if not backend.text and "standalone" not in flags:
+        raise JobLineError(f"{backend.source} is empty, which torchrun refuses: leave it out")
     if said := flags.get("standalone"):
         _standalone(draft, flags, least)
         least = most = 1
@@ -199,6 +201,8 @@ def _static(draft: Draft, flags: GivenFlags, nnodes: int) -> None:
         addr = port = endpoint
     else:
         at = number(port, 0, MAX_PORT)
+        if nnodes == 1 and port.source == DEFAULT:  # the address is not read (run() of torch 2.13)
+            addr = Said(addr.text or _LOCAL, addr.source)
         host, _ = parse_endpoint(Said(f"{addr.text}:{at}", addr.source), shown=addr.text)
     if at == 0 and nnodes > 1:
         raise JobLineError(f"{port.source} 0: {nnodes} hosts cannot find each other on any port")

@@ -8,6 +8,7 @@ is meant, so such a line is good only where --nproc-per-node says the number.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ _KEYS = ("slots", "max_slots", "max-slots", "slots_max", "slots-max")
 """Open MPI's limits are read by its own scheduler only: nothing here depends on them."""
 # No leading hyphen: ssh would take it for an option.
 _HOST = re.compile(r"(?:(?P<user>[\w.][\w.-]*)@)?(?P<name>[\w:][\w.:%-]*)", re.ASCII)
+_MARK = "\ufeff"
 _SHOWN = 5
 
 
@@ -46,10 +48,13 @@ class Entry:
         return f"{self.user}@{self.name}" if self.user else self.name
 
 
-def read(path: str, *, found: bool = False) -> tuple[Entry, ...]:
+def read(path: str, *, found: bool = False, of_deepspeed: bool = False) -> tuple[Entry, ...]:
     """The hosts of a file, in order: the node rank of a host is its index.
 
-    `found`: nobody named the file; then no other user may have written it.
+    Args:
+        path: of the file.
+        found: nobody named the file; then no other user may have written it.
+        of_deepspeed: deepspeed reads it, and not this program.
 
     Raises:
         HostfileError: it cannot be read, names no host, or has lines that are wrong.
@@ -62,18 +67,25 @@ def read(path: str, *, found: bool = False) -> tuple[Entry, ...]:
             f"--hostfile {path}: cannot be read: {error.strerror}{meant}"
         ) from error
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode()
     except UnicodeDecodeError as error:
         raise HostfileError(f"--hostfile {path}: not UTF-8 text (byte {error.start})") from error
-    return parse(text, path)
+    if of_deepspeed and text.startswith(_MARK):
+        raise HostfileError(
+            f"--hostfile {path}: begins with a byte order mark, which deepspeed takes for a part "
+            "of the first name; write it without: "
+            f"sed -i '1s/^\\xEF\\xBB\\xBF//' {shlex.quote(path)}"
+        )
+    return parse(text.removeprefix(_MARK), path, of_deepspeed=of_deepspeed)
 
 
-def parse(text: str, path: str) -> tuple[Entry, ...]:
-    """The hosts of a hostfile's text; `path` is for the errors.
+def parse(text: str, path: str, *, of_deepspeed: bool = False) -> tuple[Entry, ...]:
+    """The hosts of a hostfile's text; `path` is for the errors, `of_deepspeed` as in `read`.
 
     Raises:
         HostfileError: as in `read`.
     """
+    read_entry = _entry_of_deepspeed if of_deepspeed else _entry
     entries: dict[str, Entry] = {}
     problems = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -81,11 +93,12 @@ def parse(text: str, path: str) -> tuple[Entry, ...]:
         if not words:
             continue
         try:
-            entry = _entry(words, number)
+            entry = read_entry(words, number)
         except ValueError as error:
             problems.append(f'line {number}: "{_short(" ".join(words))}": {error}')
             continue
-        first = entries.setdefault(entry.name.lower(), entry)
+        name = entry.destination if of_deepspeed else entry.name.lower()
+        first = entries.setdefault(name, entry)
         if first is not entry:
             problems.append(
                 f'line {number}: "{entry.name}" is already on line {first.line}; '
@@ -129,12 +142,7 @@ def ranks_per_host(
 def _entry(words: Sequence[str], number: int) -> Entry:
     """One line; ValueError says what is wrong with it and what to write."""
     host, *rest = words
-    count = re.fullmatch(r"([^:=]+):(\d+)", host)
-    if count:
-        raise ValueError(f'write "{count[1]} slots={count[2]}"')
-    match = _HOST.fullmatch(host)
-    if not match:
-        raise ValueError('it does not begin with a host name; write "node1 slots=8"')
+    match = _host(host)
     slots = None
     for word in rest:
         key, equals, value = word.partition("=")
@@ -151,6 +159,34 @@ def _entry(words: Sequence[str], number: int) -> Entry:
                 raise ValueError("slots is given twice")
             slots = int(value)
     return Entry(match["name"], slots, number, match["user"] or "")
+
+
+def _entry_of_deepspeed(words: Sequence[str], number: int) -> Entry:
+    """One line as deepspeed 0.19.8 reads it (_parse_hostfile in deepspeed/launcher/runner.py): a
+    name, white space, `slots=` and digits; it looks at nothing behind them.
+    """
+    host, *rest = words
+    match = _host(host)
+    slots = re.match(r"slots=(\d+)", rest[0], re.ASCII) if rest else None
+    if slots is None:
+        given = [word for word in rest if word.startswith("slots=")]
+        others = [word for word in rest if word not in given]
+        line = " ".join([host, *(given or ["slots=8"]), *(others if given else [])])
+        raise ValueError(f'deepspeed takes slots= right behind the name; write "{line}"')
+    if int(slots[1][:9]) > MAX_RANKS:
+        raise ValueError(f"slots is {slots[1][:12]}, more than {MAX_RANKS}")
+    return Entry(match["name"], int(slots[1]), number, match["user"] or "")
+
+
+def _host(word: str) -> re.Match[str]:
+    """Name and user of a host; ValueError if it is none."""
+    count = re.fullmatch(r"([^:=]+):(\d+)", word)
+    if count:
+        raise ValueError(f'write "{count[1]} slots={count[2]}"')
+    match = _HOST.fullmatch(word)
+    if not match:
+        raise ValueError('it does not begin with a host name; write "node1 slots=8"')
+    return match
 
 
 def _short(text: str) -> str:
