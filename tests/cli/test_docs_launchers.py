@@ -115,7 +115,7 @@ EXPECTED: dict[tuple[str, ...], dict[str, Any]] = {
     ("deepspeed", "--num_gpus 2 train.py"): {"nnodes": 1, "nproc_per_node": "2"},
     ("deepspeed", "--hostfile hosts train.py"): {"nnodes": 3, "starts_remote": True},
     ("deepspeed", "--include"): {"nnodes": 2, "starts_remote": True},
-    ("accelerate", "launch train.py"): {"nnodes": 1, "nproc_per_node": "gpu"},
+    ("accelerate", "launch train.py"): {"nnodes": 1, "nproc_per_node": "1"},
     ("accelerate", "--num_processes 8"): {"nnodes": 1, "nproc_per_node": "8"},
     ("accelerate", "--main_process_ip"): {"node_rank": 1, "master_addr": "head"},
     ("accelerate", "--config_file"): {"node_rank": 1, "master_port": 29501, "nproc_per_node": "8"},
@@ -125,7 +125,8 @@ EXPECTED: dict[tuple[str, ...], dict[str, Any]] = {
 @pytest.mark.parametrize("words", EXPECTED, ids=" ".join)
 def test_the_topology_of_a_line(words: tuple[str, ...], folder: Path) -> None:
     page, *parts = words
-    line: JobLine = read(command_of(line_of(page, *parts)), {"HOME": str(folder)}, folder)
+    environ = {"HOME": str(folder), "CUDA_VISIBLE_DEVICES": ""}
+    line: JobLine = read(command_of(line_of(page, *parts)), environ, folder)
     assert line.launcher == page
     assert {name: getattr(line, name) for name in EXPECTED[words]} == EXPECTED[words]
     assert line.notes == ()

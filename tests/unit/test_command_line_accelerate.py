@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.launch.command_line import accelerate
 from nccl_doctor.launch.command_line.job_line import JobLine, JobLineError
 from nccl_doctor.launch.command_line.reader import read
 from tests.support.rows import each_row
@@ -63,7 +64,8 @@ def cwd(tmp_path: Path) -> Path:
 
 def job(flags: str, cwd: Path, **environ: str) -> JobLine:
     line = ["accelerate", "launch", *shlex.split(flags)]
-    return read(line, {"HOME": str(cwd / "home"), **environ}, cwd)
+    here = {"HOME": str(cwd / "home"), "CUDA_VISIBLE_DEVICES": ""}
+    return read(line, {**here, **environ}, cwd)
 
 
 def says(found: JobLine, expected: dict[str, Any]) -> None:
@@ -80,9 +82,9 @@ TWO_OF_2 = {"nnodes": 2, "nproc_per_node": "2"}
 ONE = {"nnodes": 1, "node_rank": 0, "ranks_assigned": False}
 
 LINES = [
-    ("train.py", {**ONE, "nproc_per_node": "gpu", "master_port": None}),
+    ("train.py", {**ONE, "nproc_per_node": "1", "master_port": None}),
     ("--multi_gpu --num_processes=4 train.py", {**ONE, "nproc_per_node": "4"}),
-    ("--num-processes 4 --main-process-port 29501 t.py", {**ONE, "master_port": 29501}),
+    ("--use_fsdp --num-processes 4 --main-process-port 29501 t.py", {"master_port": 29501}),
     (
         "--main_process_port=0 --mixed_precision=bf16 --dynamo_backend=no --num_machines=1 "
         "--num_processes=2 --use_deepspeed finetune_distributed.py",
@@ -139,7 +141,8 @@ LINES = [
     ),
     ("--cpu --num_processes 4 t.py", {**ONE, "nproc_per_node": "1"}),
     (
-        "--cpu --mpirun_hostfile hosts --num_processes 8 --num_machines 2 --main_process_ip a t.py",
+        "--cpu --mpirun_hostfile hosts --num_processes 8 --num_machines 2 --main_process_ip a "
+        "--main_process_port 29500 t.py",
         {"hostfile": "hosts", "starts_remote": True, "nnodes": 2, "nproc_per_node": "4"},
     ),
 ]
@@ -200,6 +203,20 @@ def test_the_file_that_is_read_where_none_is_named(folder: str, environ: dict[st
     says(job("--config_file ds.yaml t.py", cwd, **environ), {"starts_remote": True})
 
 
+def test_without_multi_gpu_the_gpus_decide(cwd: Path):
+    """A host with one GPU or none starts one process without RANK, whatever --num_processes is."""
+    two, home = ["--num_processes", "2", "t.py"], {"HOME": str(cwd)}
+    for gpus, ranks, words in ((0, "1", "sees no GPUs here"), (1, "1", "sees 1 GPU here")):
+        found = accelerate.read(two, home, cwd, gpus=gpus)
+        says(found, {**ONE, "nproc_per_node": ranks})
+        assert said(found, f"--num_processes 2: accelerate {words} and starts one process")
+        assert accelerate.read(["t.py"], home, cwd, gpus=gpus).notes == ()
+    many = accelerate.read(two, home, cwd, gpus=8)
+    says(many, {**ONE, "nproc_per_node": "2", "notes": ()})
+    says(accelerate.read(["t.py"], home, cwd, gpus=8), {"nproc_per_node": "gpu"})
+    says(accelerate.read(["--num_processes=1", "t.py"], home, cwd, gpus=8), {"nproc_per_node": "1"})
+
+
 def test_a_file_in_json(cwd: Path):
     table = {"distributed_type": "MULTI_GPU", "num_machines": 2, "num_processes": 4, "debug": False}
     more = {"main_process_ip": "h", "machine_rank": 1, "gpu_ids": None, "fsdp_config": {"a": 1}}
@@ -212,7 +229,8 @@ def test_a_file_in_json(cwd: Path):
     [
         ("--cpu --num_processes 4 t.py", "starts one process here"),
         (f"{MANY} --num_processes 17 t.py", "starts 8 on each machine"),
-        (MANY.replace("--multi_gpu", "") + " t.py", "add --multi_gpu"),
+        (MANY.replace("--multi_gpu", "--main_process_port 1") + " t.py", "trains alone: add"),
+        ("--num_processes 2 t.py", "sees no GPUs here and starts one process, without RANK"),
         (f"{MANY} --rdzv_backend c10d --same_network t.py", "--main_process_ip is not used"),
         (f"{MANY.replace('--num_processes 16', '')} t.py", "--num_processes is not given"),
         ("--tpu t.py", "TPUs"),
@@ -254,8 +272,12 @@ REFUSED = [
     ("--multi_gpu --num_processes 1 t.py", "needs --num_processes of 2 or more, not 1"),
     ("--num_processes four t.py", "--num_processes 'four' is not a whole number"),
     ("--num_machines 0 t.py", "--num_machines 0 is not at least 1"),
+    (f"{MANY.replace('--multi_gpu', '--cpu')} t.py", "needs --main_process_port"),
     ("--num_machines= t.py", "--num_machines is empty"),
-    ("--num_machines 4 --num_processes 2 --machine_rank 0 --main_process_ip a t.py", "less than"),
+    (
+        "--multi_gpu --num_machines 4 --num_processes 2 --machine_rank 0 --main_process_ip a t.py",
+        "less",
+    ),
     ("--multi_gpu --num_machines 2 --num_processes 4 --machine_rank 0 t.py", "--main_process_ip"),
     ("--multi_gpu --num_machines 2 --num_processes 4 --main_process_ip a t.py", "--machine_rank"),
     (f"{MANY} --machine_rank 2 t.py", "--machine_rank 2 is out of range"),

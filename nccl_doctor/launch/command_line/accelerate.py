@@ -24,6 +24,7 @@ from nccl_doctor.launch.command_line.job_line import (
     is_file,
     number,
 )
+from nccl_doctor.launch.identity import num_gpus
 from nccl_doctor.toolkit.suggest import suggest
 
 FLAGS = FlagTable(
@@ -59,8 +60,16 @@ _NO_NUMBER = (
 _LAUNCHERS = (*deepspeed.LAUNCHERS, _HERE, "nossh")
 
 
-def read(words: Sequence[str], environ: Mapping[str, str], cwd: Path) -> JobLine:
+def read(
+    words: Sequence[str], environ: Mapping[str, str], cwd: Path, *, gpus: int | None = None
+) -> JobLine:
     """Read the words behind `accelerate launch`, and the configuration file.
+
+    Args:
+        words: those.
+        environ: variables with which it would start.
+        cwd: folder in which it would start.
+        gpus: GPUs that it would see; None: those of this host.
 
     Raises:
         JobLineError: accelerate would refuse the line, or every machine would train alone.
@@ -72,7 +81,8 @@ def read(words: Sequence[str], environ: Mapping[str, str], cwd: Path) -> JobLine
         raise JobLineError(f"{kinds[0]} and {kinds[1]} exclude each other")
     config = _config(flags.get("config_file"), "cpu" in flags, environ, cwd)
     notes = given.notes + (config.notes if config else ())
-    return _Reading(flags, config, cwd, notes).line()
+    seen = num_gpus(environ) if gpus is None else gpus
+    return _Reading(flags, config, cwd, notes, seen).line()
 
 
 def _config(named: Said | None, cpu: bool, environ: Mapping[str, str], cwd: Path) -> Config | None:
@@ -94,12 +104,18 @@ class _Reading:
     """The values of one line: flags first, then the file."""
 
     def __init__(
-        self, flags: dict[str, Said], config: Config | None, cwd: Path, notes: tuple[str, ...]
+        self,
+        flags: dict[str, Said],
+        config: Config | None,
+        cwd: Path,
+        notes: tuple[str, ...],
+        gpus: int,
     ) -> None:
         self._flags = flags
         self._config = config
         self._cwd = cwd
         self._notes = notes
+        self._gpus = gpus
         self._machines = self._say_whole("num_machines", empty=False) or Said("1", DEFAULT)
         self._nnodes = number(self._machines, 1)
 
@@ -174,7 +190,16 @@ class _Reading:
                 "without --multi_gpu, accelerate starts several ranks only on a machine with "
                 "several GPUs; any other machine trains alone: add --multi_gpu"
             )
-        return "torchrun"  # as it does where it sees several GPUs
+        said = self._flags.get("num_processes")
+        if self._gpus > 1 and (said is None or number(said, -1) > 1):
+            return "torchrun"
+        if self._nnodes == 1 and said and number(said, -1) > 1:
+            seen = f"{self._gpus or 'no'} GPU{'s' * (not self._gpus)} here"
+            self._note(
+                f"{said.source} {said.text}: accelerate sees {seen} and starts one process, "
+                "without RANK; add --multi_gpu for ranks"
+            )
+        return "one"
 
     def _nproc(self) -> Said | None:
         """--num_processes counts over all machines; None: as many as there are GPUs."""
@@ -288,6 +313,9 @@ class _Reading:
             passed["num_gpus"] = nproc
         return deepspeed.resolve("accelerate", passed, self._cwd)
 
+    def _asked_for_one(self) -> bool:
+        return self._config is not None or "cpu" in self._flags
+
     def _one(self) -> JobLine:
         """One process on this machine; its rank comes from outside, if it has one."""
         draft = Draft("accelerate")
@@ -298,7 +326,9 @@ class _Reading:
             draft.put("hostfile", hosts.text, hosts.source)
             draft.put("starts_remote", True, hosts.source)
             processes = self._nproc() or processes
-        elif (said := self._say("num_processes")) and number(said, -1) > 1:
+        elif (
+            self._asked_for_one() and (said := self._say("num_processes")) and number(said, -1) > 1
+        ):
             self._note(
                 f"{said.source} {said.text}: without several GPUs accelerate starts one process "
                 "here, and needs mpirun or variables that give its rank"
@@ -307,6 +337,11 @@ class _Reading:
         addr, port = self._meeting()
         if self._nnodes == 1:
             draft.put("node_rank", 0, DEFAULT)
+        elif port.source == DEFAULT:
+            raise JobLineError(
+                f"{self._machines.source} {self._nnodes} needs --main_process_port: without it "
+                "accelerate ends before its one process starts"
+            )
         else:
             draft.put("master_port", number(port, 1, MAX_PORT), port.source)
             if said := self._say("machine_rank"):
