@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.launch.command_line import binding
+from nccl_doctor.launch.command_line.job_line import JobLineError
 from tests.support.command_lines import job, said, says
 from tests.support.rows import each_row
 
@@ -76,6 +85,58 @@ def test_a_line_that_is_not_read(line: str, words: str | None):
     found = job(line)
     says(found, {"launcher": "none", "nnodes": None, "nproc_per_node": None})
     assert said(found, words) if words else found.notes == ()
+
+
+def cpus_of_node_0() -> str:
+    try:
+        listed = Path("/sys/devices/system/node/node0/cpulist").read_text().strip()
+    except OSError:
+        pytest.skip("no NUMA node is listed here")
+    words = f"import os; os.sched_setaffinity(0, {[*binding._listed(listed)]}); "
+    words += "print(len(os.sched_getaffinity(0)))"
+    done = subprocess.run([sys.executable, "-c", words], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def test_the_cpus_to_which_the_line_binds():
+    """torchrun counts what it may use: affinity, in which the kernel leaves what a cpuset allows.
+
+    Seen with torchrun of torch 2.13.0 and taskset of util-linux 2.38: one worker.
+    """
+    first = min(os.sched_getaffinity(0))
+    for front in (
+        f"taskset -c {first}",
+        f"taskset --cpu-list {first}",
+        f"taskset -ac {first}",
+        f"taskset {1 << first:x}",
+        f"taskset 0x{1 << first:x}",
+        f"numactl -C {first} -l",
+        f"numactl --physcpubind={first}",
+        f"numactl -C{first}",
+        f"nice taskset -c {first}-{first}:2 env A=1",
+    ):
+        for word in ("auto", "cpu"):
+            line = f"{front} torchrun --nproc-per-node {word} t.py"
+            assert job(line, CUDA_VISIBLE_DEVICES="").nproc_per_node == "1", front
+        assert job(f"{front} torchrun --nproc-per-node 3 t.py").nproc_per_node == "3"
+        assert job(f"{front} torchrun --nproc-per-node gpu t.py").nproc_per_node == "gpu"
+
+
+def test_the_cpus_of_a_numa_node():
+    here = cpus_of_node_0().strip()
+    for front in ("numactl -N 0 -l", "numactl --cpunodebind=0 --membind 0"):
+        assert job(f"{front} torchrun --nproc-per-node cpu t.py").nproc_per_node == here
+    with pytest.raises(JobLineError, match="has no NUMA node 4095"):
+        job("numactl -N 4095 torchrun --nproc-per-node cpu t.py")
+
+
+def test_a_binding_that_is_not_read_or_not_possible():
+    plain = job("numactl --interleave all torchrun --nproc-per-node cpu t.py")
+    says(plain, {"nproc_per_node": "cpu", "notes": ()})
+    relative = job("numactl -C +0-1 torchrun --nproc-per-node cpu t.py")
+    assert said(relative, "to which CPUs numactl -C +0-1 binds is not read")
+    with pytest.raises(JobLineError, match=r"taskset -c 99999: this host has no such CPU"):
+        job("taskset -c 99999 torchrun --nproc-per-node cpu t.py")
 
 
 def test_what_the_line_sets_is_kept():

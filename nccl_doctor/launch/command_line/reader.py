@@ -11,6 +11,7 @@ from nccl_doctor.launch.command_line import accelerate, by_ssh, deepspeed, serve
 from nccl_doctor.launch.command_line.job_line import JobLine, JobLineError
 from nccl_doctor.launch.command_line.several_hosts import STARTERS, several_hosts
 from nccl_doctor.launch.command_line.wrappers import advice, unwrap
+from nccl_doctor.launch.identity import num_gpus
 
 _PROGRAMS = {  # name of a program: launcher, and the words that have to follow
     "torchrun": ("torchrun", ()),
@@ -85,6 +86,8 @@ def read(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> JobLine:
     if job is None:
         job = JobLine(unread=several_hosts(line.words, seen))
     notes = line.notes + job.notes
+    if line.cpus and (job.nproc_per_node == "cpu" or _counts_cpus(job, seen)):
+        job = replace(job, nproc_per_node=str(line.cpus))
     return replace(job, environ={**line.environ, **job.environ}, notes=notes)
 
 
@@ -92,6 +95,10 @@ def is_starter(word: str) -> bool:
     """True for a program that begins the line of a job: a launcher, or a Python."""
     name = PurePath(word).name
     return name in (*_PROGRAMS, *STARTERS) or _PYTHON.fullmatch(name) is not None
+
+
+def _counts_cpus(job: JobLine, environ: Mapping[str, str]) -> bool:
+    return job.nproc_per_node == "auto" and not num_gpus(environ)
 
 
 def _advice(words: Sequence[str]) -> str:

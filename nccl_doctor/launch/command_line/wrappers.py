@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
+from nccl_doctor.launch.command_line.binding import bound_cpus
 from nccl_doctor.launch.command_line.job_line import JobLineError
 from nccl_doctor.toolkit.masking import masked_command
 
@@ -73,7 +74,8 @@ _DEEPEST = 16
 class Unwrapped:
     """The program that a line becomes, and what stood in front of it.
 
-    `environ`: variables that the line sets (None: unsets); `clean`: it drops all others.
+    `environ`: variables that the line sets (None: unsets); `clean`: it drops all others. `cpus`:
+    number of CPUs to which it binds the program, as the kernel counts them; None: as many as here.
     """
 
     words: tuple[str, ...]
@@ -81,6 +83,7 @@ class Unwrapped:
     environ: dict[str, str | None] = field(default_factory=dict)
     clean: bool = False
     notes: tuple[str, ...] = ()
+    cpus: int | None = None
 
 
 def unwrap(argv: Sequence[str], cwd: Path) -> Unwrapped:
@@ -95,7 +98,7 @@ def unwrap(argv: Sequence[str], cwd: Path) -> Unwrapped:
         if name == "env":
             line = _behind_env(line)
         elif name in _WRAPPERS and (words := _behind(_WRAPPERS[name], line.words)) is not None:
-            line = replace(line, words=words, notes=line.notes + _other_python(line, words))
+            line = _bound(replace(line, notes=line.notes + _other_python(line, words)), words)
         else:
             return line
         if not line.words:
@@ -124,6 +127,16 @@ def advice(words: Sequence[str], at: int | None = None, *, is_launcher: bool = F
     front = masked_command(words[:at] if at else words[:1])
     behind = masked_command(words[at : at + 1]) if at else "COMMAND"
     return f"{name} {why}: put nccl-doctor after it: {front} nccl-doctor run -- {behind} …"
+
+
+def _bound(line: Unwrapped, words: tuple[str, ...]) -> Unwrapped:
+    """The line with the `words` that are left, and the CPUs to which the ones before them bind."""
+    front = line.words[: len(line.words) - len(words)]
+    cpus = bound_cpus(front)
+    if cpus == 0:
+        note = f"to which CPUs {masked_command(front)} binds is not read: give --nproc-per-node N"
+        return replace(line, words=words, notes=(*line.notes, note))
+    return replace(line, words=words, cpus=line.cpus if cpus is None else cpus)
 
 
 def _other_python(line: Unwrapped, words: Sequence[str]) -> tuple[str, ...]:
