@@ -28,7 +28,7 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.hosts import WHO, everybody_came_in, is_namesake, who_has_what
 from nccl_doctor.toolkit.net.dial import SILENCE_S
 from nccl_doctor.toolkit.net.interfaces import is_loopback
-from nccl_doctor.toolkit.net.names import LookUp
+from nccl_doctor.toolkit.net.names import LookUp, meant_address
 from nccl_doctor.toolkit.relaunch import endpoint_of, start_with
 from nccl_doctor.toolkit.shared_kinds import ADDR_DIGITS_ONLY, ADDR_LOOPBACK, ADDR_UNRESOLVABLE
 from nccl_doctor.toolkit.slurm import address_of, place_of_host, slurm_hosts
@@ -112,7 +112,10 @@ class View:
         late = self.road.get("name")
         if late and late["answers"] and not self.answers:
             self.answers, self.came_s = tuple(late["answers"]), late["came_s"]
-        self.is_digits = self.name.isdecimal()
+        self.meant = meant_address(self.name)
+        """What MASTER_ADDR says without brackets, or without zeros that make a number octal."""
+        octal = "." in self.meant and self.meant not in self.answers
+        self.is_digits = self.name.isdecimal() or (octal and bool(self.answers))
         self.is_loopback = bool(self.answers) and all(is_loopback(a) for a in self.answers)
         self.leads_somewhere = bool(self.answers) and not (self.is_digits or self.is_loopback)
         self.is_master = any(other.rank == 0 for other in cluster.ranks_on(rank.host))
@@ -187,8 +190,10 @@ def unusable(view: View, views: Sequence[View], master: View | None) -> Iterator
     name, found = view.name, view.found
     serves = (master and master.address()) or ""
     if view.is_digits and not view.got_in and not view.is_loopback:
-        text = f"{view.shown}: it is read as a number"
-        steps = start_with([view.rank], "master_addr", serves, On.HERE) if serves else ()
+        octal = "; a part that begins with 0 is octal" if view.meant else ""
+        text = f"{view.shown}: it is read as a number{octal}"
+        right = view.meant or serves
+        steps = start_with([view.rank], "master_addr", right, On.HERE) if right else ()
         fix: str = Fix(*steps) if steps else ""
         yield Finding(ADDR_DIGITS_ONLY, text, view.where, fix=fix, shuts_out=view.is_master)
     elif view.came_s is not None:
@@ -215,7 +220,9 @@ def unusable(view: View, views: Sequence[View], master: View | None) -> Iterator
         elif address and _PLAIN.fullmatch(name):
             fix = Fix(_add_line(address, name))
         launch = view.rank.launch
-        if launch and launch.agent_store and launch.launcher != "ray":
+        if view.meant:
+            fix = Fix(*start_with([view.rank], "master_addr", view.meant, On.HERE))
+        elif launch and launch.agent_store and launch.launcher != "ray":
             # With the c10d rendezvous it is the name that rank 0's agent found for itself.
             steps = fix.steps if isinstance(fix, Fix) else ()
             fix = Fix(*steps, text="" if steps else str(fix), alternatives=[_LOCAL_ADDR])

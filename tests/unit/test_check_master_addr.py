@@ -158,6 +158,28 @@ def test_digits_are_no_name():
     assert "0.104.99.143" in found.message
 
 
+def test_an_address_with_zeros_in_front_is_octal():
+    found = only(view_of_nd1(facts("nd1", "8.0.0.1", name="010.0.0.1")))
+    assert place(found) == ("addr-digits-only", ("nd1",))
+    assert found.message.endswith("a part that begins with 0 is octal")
+    assert "--master-addr 10.0.0.1 " in in_full(found.fix)
+    assert judged(view_of_nd1(facts("nd1", "10.0.0.1", name="10.0.0.01"))) == []
+    seen = facts("nd1", name="10.0.0.08", master=look("10.0.0.08"), reverse=[])
+    none = only(view_of_nd1(seen))
+    assert place(none) == ("addr-unresolvable", ("nd1",))
+    assert "--master-addr 10.0.0.8 " in in_full(none.fix)
+
+
+@pytest.mark.parametrize("name", ["[::1]", "[fd00::7]"])
+def test_env_takes_no_brackets(name: str):
+    """torch 2.13.0: --master-addr and tcp:// take them, env:// does not; nor does /etc/hosts."""
+    seen = facts("nd1", name=name, master=look(name), reverse=[])
+    found = only(view_of_nd1(seen))
+    assert place(found) == ("addr-unresolvable", ("nd1",))
+    assert f"--master-addr {name[1:-1]} " in in_full(found.fix)
+    assert "/etc/hosts" not in in_full(found.fix)
+
+
 # -- loopback ------------------------------------------------------------------------------------
 
 

@@ -166,3 +166,16 @@ def _addresses_of(name: str, family: int) -> tuple[str, ...]:
 def _name_of(address: str) -> tuple[str, ...]:
     # Not getnameinfo: before Python 3.11 it holds the interpreter's lock while it waits.
     return (socket.gethostbyaddr(address)[0],)
+
+
+def meant_address(name: str) -> str:
+    """An address as the resolver takes it, for one in brackets or with zeros that make a part
+    octal; else empty.
+    """
+    if name[:1] == "[" and name[-1:] == "]":
+        return name[1:-1]
+    parts = name.split(".")
+    if len(parts) != 4 or not all(map(str.isdecimal, parts)):
+        return ""
+    plain = ".".join(part.lstrip("0") or "0" for part in parts)
+    return "" if plain == name else plain
