@@ -161,7 +161,7 @@ class MasterAddr(Check):
             yield finding if finding.code == DNS_SLOW.code else finding.replaced(excused_by=excuse)
 
     def _found(self, cluster: Cluster) -> Iterator[Finding]:
-        ports = {r.seat: f for r, f in cluster.facts("port") if _has_name(f)}
+        ports = {rank.seat: facts for rank, facts in cluster.facts("port")}
         views = [
             View(cluster, rank, facts, ports.get(rank.seat))
             for rank, facts in cluster.facts(self.name)
