@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -186,6 +187,13 @@ MASTER_ADDR_LINES = {
 """How a script tells torch, by launcher."""
 
 
+_HOSTS_OF_MPIRUN = {
+    "OMPI_MCA_orte_hnp_uri": r"tcp://([0-9.]+)[,:]",
+    "PMIX_NAMESPACE": r"^(?:prterun|prte)-([\w.-]+)-\d+@\d+$",
+}
+"""Variable → how mpirun's host stands there."""
+
+
 def meeting_of(
     launcher: Launcher, environ: Mapping[str, str]
 ) -> Iterator[tuple[str, int | str, str]]:
@@ -193,20 +201,46 @@ def meeting_of(
 
     Yields: field of a `Launch`, value, and the variables that it follows from.
     """
+    jobs: tuple[str, ...]
     if launcher is SRUN:
         found, jobs = _first_of_the_step(environ), ("SLURM_JOB_ID", "SLURM_JOBID")
     elif launcher is OPEN_MPI:
         found, jobs = _where_mpirun_runs(environ), ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+    elif launcher.name == "mpi":
+        found, jobs = _on_one_host(launcher, environ), ("SLURM_JOB_ID", "SLURM_JOBID")
     else:
         return
     if found is None:
         return
     yield "master_addr", *found
+    if launcher is SRUN and environ.get("SUBMITIT_EXECUTOR") == "slurm":
+        yield "master_port", _of_submitit(environ), "submitit's rule"
+        return
     for variable in jobs:
         # As Lightning's: 15000 and the last four digits, below the ephemeral ports.
         if digits := re.sub("[^0-9]", "", environ.get(variable, "")):
             yield "master_port", 15000 + int(digits[-4:]), variable
             return
+    if launcher.name == "mpi":  # MPICH 5.0.2 numbers no jobs: torch's own default
+        yield "master_port", 29500, found[1]
+
+
+def _of_submitit(environ: Mapping[str, str]) -> int:
+    """Port of submitit's TorchDistributedEnvironment, two times of three an ephemeral one (1.5.4,
+    helpers.py: its range is 20000 to 60000, its seed the job number as text).
+    """
+    array, job = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_JOB_ID")
+    seed = f"{array}_{environ.get('SLURM_ARRAY_TASK_ID')}" if array else job
+    return random.Random(seed).randint(20000, 60000)
+
+
+def _on_one_host(launcher: Launcher, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """The host itself, and the variable that says that all ranks are on it."""
+    here = launcher.own_number(environ, "local_world_size")
+    if here is None or here != launcher.own_number(environ, "world_size"):
+        return None
+    names = launcher.own["local_world_size"]
+    return "127.0.0.1", next(name for name in names if name in environ)
 
 
 def _first_of_the_step(environ: Mapping[str, str]) -> tuple[str, str] | None:
@@ -220,13 +254,14 @@ def _first_of_the_step(environ: Mapping[str, str]) -> tuple[str, str] | None:
 def _where_mpirun_runs(environ: Mapping[str, str]) -> tuple[str, str] | None:
     """Rank 0 is there, unless the hosts were listed in another order: then it is asked for.
 
-    The address is the first of `JOB.0;tcp://ADDRESS,ADDRESS:PORT`, as Open MPI 4 writes it.
+    Open MPI 5 names its host in `prterun-HOST-PID@1` (5.0.11); 4 writes its addresses into
+    `JOB.0;tcp://ADDRESS,ADDRESS:PORT`, of which this is the first.
     """
-    here = OPEN_MPI.own_number(environ, "local_world_size")
-    if here is not None and here == OPEN_MPI.own_number(environ, "world_size"):
-        return "127.0.0.1", "OMPI_COMM_WORLD_LOCAL_SIZE"
+    if found := _on_one_host(OPEN_MPI, environ):
+        return found
     if hosts := slurm_hosts(environ.get("SLURM_JOB_NODELIST", "")):
         return hosts[0], "SLURM_JOB_NODELIST"
-    variable = "OMPI_MCA_orte_hnp_uri"
-    match = re.search(r"tcp://([0-9.]+)[,:]", environ.get(variable, ""))
-    return (match[1], variable) if match else None
+    for variable, form in _HOSTS_OF_MPIRUN.items():
+        if match := re.search(form, environ.get(variable, "")):
+            return match[1], variable
+    return None

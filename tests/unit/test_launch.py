@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -219,13 +220,37 @@ class TestWhereRanksMeet:
             ({"OMPI_MCA_orte_hnp_uri": "nothing"}, None),
             ({"SLURM_JOB_NODELIST": "nd[3-4]"}, "nd3"),
             ({}, None),
+            ({"PMIX_NAMESPACE": "prterun-gpu-7.site-417@1"}, "gpu-7.site"),  # Open MPI 5.0.11
+            ({"PMIX_NAMESPACE": "nd0-4171"}, None),
         ],
     )
     def test_mpirun_on_several(self, more: Mapping[str, str], address: str | None) -> None:
-        launch = detect({**OPEN_MPI, "PMIX_NAMESPACE": "prterun-nd0-417@1", **more})
+        launch = detect({**OPEN_MPI, "PMIX_NAMESPACE": "4171", **more})
         assert launch.master_addr == address
         assert launch.master_port == (19171 if address else None)
         assert codes(launch) == ([] if address else ["launch-missing-variable"])
+
+    def test_mpich_on_one_host(self) -> None:
+        """MPICH 5.0.2 says no number of the job: the port is torch's default."""
+        one = {**HYDRA, "PMI_RANK": "1", "PMI_SIZE": "4"}
+        launch = detect(one)
+        assert launch.problems == ()
+        assert (launch.master_addr, launch.master_port) == ("127.0.0.1", 29500)
+        assert launch.sources["master_addr"] == "derived from MPI_LOCALNRANKS"
+        assert launch.given("master_addr") is launch.given("master_port") is None
+        assert detect({**one, "SLURM_JOB_ID": "4711"}).master_port == 19711
+        assert codes(detect(HYDRA)) == ["launch-missing-variable"]  # eight ranks, four of them here
+
+    def test_the_port_of_submitit(self) -> None:
+        """As submitit 1.5.4 makes it of a job number, on all ranks alike."""
+        job = {**SRUN, "SUBMITIT_EXECUTOR": "slurm"}
+        launch = detect(job)
+        seeded = random.Random("4711").randint(20000, 60000)
+        assert (launch.master_addr, launch.master_port) == ("nd0", seeded)
+        assert launch.sources["master_port"] == "derived from submitit's rule"
+        part = {**job, "SLURM_ARRAY_JOB_ID": "4700", "SLURM_ARRAY_TASK_ID": "3"}
+        assert detect(part).master_port == random.Random("4700_3").randint(20000, 60000)
+        assert detect({**job, "MASTER_PORT": "1234"}).master_port == 1234
 
     def test_a_torchrun_in_a_step_is_not_helped(self) -> None:
         launch = detect({**without(TORCHRUN, "MASTER_ADDR"), **ONE_PER_NODE})
