@@ -31,7 +31,6 @@ DeepSpeed source: init_distributed and mpi_discovery in deepspeed/comm/comm.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from typing import Any
 
 from nccl_doctor.api import (
@@ -50,6 +49,7 @@ from nccl_doctor.api import (
     Step,
     shell,
 )
+from nccl_doctor.toolkit.programs import installed
 
 NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """The variables that DeepSpeed reads; torch does not need LOCAL_RANK."""
@@ -86,10 +86,10 @@ class DeepspeedLaunch(Check):
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`missing`: variables that are not set; `mpi4py`: its version or None."""
-        if _version("deepspeed") is None:
+        if installed("deepspeed") is None:
             raise Skip("DeepSpeed is not installed")
         missing = [name for name in NEEDED if name not in ctx.env]
-        return {"missing": missing, "mpi4py": _version("mpi4py")}
+        return {"missing": missing, "mpi4py": installed("mpi4py")}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings on each rank by itself."""
@@ -103,13 +103,6 @@ class DeepspeedLaunch(Check):
                     fix=_export(facts["missing"]) if launcher == "srun" else "",
                     confidence=Confidence.POSSIBLE,
                 )
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _export(missing: list[str]) -> str:

@@ -8,8 +8,9 @@ job; and whether --backend is the same on all hosts. srun and mpirun set no MAST
 MASTER_PORT: if nothing else sets them, the ranks of the examination meet on the first host of
 Slurm's list, or of mpirun's, at a port made from the job number, and a note reports this. If they
 do not meet there, the note is a warning: mpirun may run where no rank does, as in the launcher pod
-of an MPIJob. Nor do they set RANK and WORLD_SIZE: what torch lacks is always shown beside the
-verdict, with a line that sets it.
+of an MPIJob. It is one, too, where Lightning is installed and reads another host out of Slurm's
+list: n1 of n[1-2]r[3-4]. Nor do they set RANK and WORLD_SIZE: what torch lacks is always shown
+beside the verdict, with a line that sets it.
 
 Why it matters
 --------------
@@ -37,6 +38,7 @@ variables".
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -63,6 +65,8 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.advice import fix_of
 from nccl_doctor.toolkit.gpu.devices import see_other_gpus
 from nccl_doctor.toolkit.hosts import MASTER_NOT_SET, everybody_came_in
+from nccl_doctor.toolkit.programs import installed
+from nccl_doctor.toolkit.slurm import slurm_hosts
 from nccl_doctor.toolkit.versions import disagreement
 
 MISSING_VARIABLE = Kind(
@@ -207,10 +211,16 @@ class LaunchRecord(Check):
     )
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`launcher`, and `sources`: field of the launch record → where its value came from. The
-        values themselves are in the record, which every rank sends when it signs in.
+        """`launcher`, `sources`: field of the launch record → where its value came from, and
+        `lightning`: its version or None. The values themselves are in the record, which every rank
+        sends when it signs in.
         """
-        return {"launcher": ctx.launch.launcher, "sources": dict(ctx.launch.sources)}
+        found = (installed(name) for name in ("lightning", "pytorch-lightning"))
+        return {
+            "launcher": ctx.launch.launcher,
+            "sources": dict(ctx.launch.sources),
+            "lightning": next(filter(None, found), None),
+        }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings on each rank's record, and on differences between ranks if all reported."""
@@ -251,6 +261,7 @@ def _met_by_a_rule(cluster: Cluster) -> Iterator[Finding]:
     places: dict[tuple[str, ...], dict[str, str]] = {}
     by_mpirun = any(rank.launch and rank.launch.launcher == "mpirun" for rank in cluster.present)
     better = _better_place(cluster)
+    lightning = _of_lightning(cluster)
     for rank in cluster.present:
         launch = rank.launch
         if launch is None or None in (launch.master_addr, launch.master_port):
@@ -269,6 +280,8 @@ def _met_by_a_rule(cluster: Cluster) -> Iterator[Finding]:
         said = [f"{name} not set, {values[name]} by {by}" for name, by in guessed.items()]
         if better:
             said.append("not all ranks met there")
+        if "MASTER_ADDR" in guessed and lightning:
+            said.append(lightning)
         hole = "ADDRESS" in told.values()
         if by_mpirun:
             line = shell("# mpirun {}", [shell("-x {}", each) for each in exports])
@@ -284,7 +297,26 @@ def _met_by_a_rule(cluster: Cluster) -> Iterator[Finding]:
             "; ".join(said),
             evidence={"derived_from": guessed},
             fix=Fix(step),
+            severity=Severity.WARN if said[-1] == lightning else None,
         )
+
+
+def _of_lightning(cluster: Cluster) -> str:
+    """What Lightning makes of a list of hosts, if that is none of them; else empty.
+
+    It takes what stands before the first comma or hyphen of the first bracket, and drops the rest
+    up to the last bracket (2.6.6, resolve_root_node_address of its environment for Slurm).
+    """
+    for rank, facts in cluster.facts(LaunchRecord.name):
+        version = facts.get("lightning")
+        nodes = rank.env.get("SLURM_NODELIST") or rank.env.get("SLURM_JOB_NODELIST", "")
+        if not version or rank.launch is None or rank.launch.launcher != "srun":
+            continue
+        first = re.sub(r"\[(.*?)[,-].*\]", r"\1", nodes)
+        first = re.split("[ ,]", re.sub(r"\[(.*?)\]", r"\1", first))[0]
+        if first not in (*slurm_hosts(nodes), ""):
+            return f"Lightning {version} makes {first} of {nodes}, and no host has that name"
+    return ""
 
 
 def _better_place(cluster: Cluster) -> Mapping[str, str]:

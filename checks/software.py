@@ -35,7 +35,6 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import metadata
 from typing import Any
 
 from nccl_doctor.api import (
@@ -55,6 +54,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.gpu.devices import host_gpus, torch_build
 from nccl_doctor.toolkit.hosts import WHO
+from nccl_doctor.toolkit.programs import installed
 from nccl_doctor.toolkit.versions import Difference, differences, minor_of, public, sides_on_hosts
 
 PACKAGES = ("DeepSpeed", "Accelerate", "Transformers")
@@ -91,7 +91,7 @@ class Software(Check):
         return {
             **{name: build[name] for name in ("torch", "cuda", "rocm", "nccl")},
             "torch_git": torch.version.git_version,
-            **{name.lower(): _installed(name.lower()) for name in PACKAGES},
+            **{name.lower(): installed(name.lower()) for name in PACKAGES},
             "python": platform.python_version(),
             "python_path": sys.executable,
             "driver": host_gpus(ctx.root)["driver"],
@@ -145,14 +145,6 @@ class Software(Check):
             for name in ("torch", "cuda", "rocm", "nccl", "python", "driver", "deepspeed"):
                 if facts.get(name):
                     yield Setup(name, facts[name], rank.host.id)
-
-
-def _installed(name: str) -> str | None:
-    """Version of a package from its metadata: importing deepspeed may start compilers."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _stack(

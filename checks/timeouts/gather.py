@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 from nccl_doctor.api import Job
 from nccl_doctor.toolkit.c10d import rendezvous_of
+from nccl_doctor.toolkit.programs import installed
 from nccl_doctor.toolkit.versions import USE_NCCL2
 
 VARIABLES = (
@@ -78,7 +79,7 @@ def gather_timeouts(
         "torch": str(torch.__version__),
         "defaults": _defaults(),
         "deepspeed": _deepspeed(),
-        "wandb": _version("wandb"),
+        "wandb": installed("wandb"),
         "launcher": launcher,
         "rdzv": {
             "backend": given.backend.lower(),
@@ -102,7 +103,7 @@ def _defaults() -> dict[str, float | None]:
 
 def _deepspeed() -> dict[str, Any] | None:
     """DeepSpeed's default, read from its source: importing it would start its accelerator."""
-    version = _version("deepspeed")
+    version = installed("deepspeed")
     if version is None:
         return None
     try:
@@ -115,13 +116,6 @@ def _deepspeed() -> dict[str, Any] | None:
         "minutes": int(found["minutes"]) if found else None,
         "reads_variable": found is None or bool(found["variable"]),
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _pairs(text: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Programs of others that an `observe` starts, and what they print."""
+"""Programs of others that an `observe` starts, and what they print; packages that are installed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 
 from nccl_doctor.toolkit import forks
 
@@ -101,3 +102,11 @@ def run_program(
         output.seek(0)
         text = output.read(LARGEST).decode("utf-8", "replace")
         return Said(text, None if problem else process.returncode, problem)
+
+
+def installed(name: str) -> str | None:
+    """Version of a package of Python from its metadata: to import one may start compilers."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

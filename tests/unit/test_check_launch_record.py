@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Context, Launch, LaunchProblem, Severity
+from nccl_doctor.api import ALONE, Cluster, Context, Launch, LaunchProblem, Severity
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.launch.detect import detect
 from nccl_doctor.launch.host_launch import host_launch
@@ -18,7 +18,7 @@ from nccl_doctor.model.options import Flags
 from nccl_doctor.report import text
 from tests.support import findings
 from tests.support.checks import CHECKS
-from tests.support.clusters import change_rank, make_cluster, shut_out
+from tests.support.clusters import change_rank, make_cluster, outcome, shut_out
 from tests.support.findings import everywhere
 from tests.support.merging import with_facts
 from tests.support.reports import RUN, through_json
@@ -48,6 +48,7 @@ def test_observe_names_sources_and_no_values() -> None:
             "master_addr": "MASTER_ADDR",
             "master_port": "MASTER_PORT",
         },
+        "lightning": None,
     }
 
 
@@ -225,6 +226,23 @@ class TestWhereNobodySaysWhereToMeet:
             cluster = with_facts(self.cluster("master_addr"), "master_addr", looked)
             (note,) = judge(shut_out(cluster, "nd1"))
             assert note.fix == f"{EVERYWHERE} MASTER_ADDR={fix} (before the launch)"
+
+    @pytest.mark.parametrize(
+        ("nodes", "first"),
+        [("n[1-2]r[3-4]", "n1"), ("n[01]r[3-4]", "n01]r[3"), ("n[1-2]r3", ""), ("a,b[1-2]", "")],
+    )
+    def test_lightning_makes_a_host_that_is_not_there(self, nodes: str, first: str) -> None:
+        """Lightning 2.6.6 took n1 of n[1-2]r[3-4], whose hosts are n1r3, n1r4, n2r3 and n2r4."""
+        cluster = self.cluster("master_addr", "master_port")
+        for seat in range(4):
+            cluster = change_rank(cluster, seat, env={"SLURM_NODELIST": nodes})
+        assert only(cluster, "master-not-set").level is Severity.INFO
+        seen = {CHECK.name: {ALONE: outcome({"lightning": "2.6.6"})}}
+        found = only(change_rank(cluster, 0, facts=seen), "master-not-set")
+        assert found.level is (Severity.WARN if first else Severity.INFO)
+        words = f"; Lightning 2.6.6 makes {first} of {nodes}, and no host has that name"
+        assert found.message.endswith(words) == bool(first)
+        assert found.fix == f"{EVERYWHERE} MASTER_ADDR=nd0 MASTER_PORT=29500 (before the launch)"
 
     def test_what_is_told_is_not_in_it(self) -> None:
         found = only(self.cluster("master_port"), "master-not-set")

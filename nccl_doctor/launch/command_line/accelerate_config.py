@@ -14,12 +14,12 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from nccl_doctor.launch.command_line.job_line import JobLineError, Said
 from nccl_doctor.toolkit import files
+from nccl_doctor.toolkit.programs import installed
 from nccl_doctor.toolkit.suggest import suggest
 from nccl_doctor.toolkit.versions import release
 
@@ -293,9 +293,9 @@ def _config(path: Path, table: object) -> Config:
 def _refuse_keys(path: Path, keys: Collection[str]) -> None:
     if "distributed_type" not in keys:
         raise JobLineError(f"{path}: distributed_type is missing; accelerate ends without it")
-    installed = _installed()
+    here = release(installed("accelerate"))
     for key in keys:
-        gone = key in _GONE and installed >= _GONE[key]
+        gone = key in _GONE and here >= _GONE[key]
         if gone or not (key in KEYS or key in _GONE or _is_newer()):
             hint = "; take it out" if gone else suggest(key, KEYS) or "; take it out"
             raise JobLineError(f"{path}: accelerate knows no key {key[:40]}{hint}")
@@ -307,12 +307,4 @@ def _scalar(value: Any) -> Any:
 
 
 def _is_newer() -> bool:
-    return _installed() >= (_NEWEST[0], _NEWEST[1] + 1)
-
-
-def _installed() -> tuple[int, ...]:
-    """Release of the installed accelerate; empty where there is none."""
-    try:
-        return release(metadata.version("accelerate"))
-    except metadata.PackageNotFoundError:
-        return ()
+    return release(installed("accelerate")) >= (_NEWEST[0], _NEWEST[1] + 1)
