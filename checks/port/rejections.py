@@ -23,12 +23,15 @@ def forbidden_here(last: Mapping[str, Any]) -> bool:
 def rejected_here(last: Mapping[str, Any], own: Collection[str]) -> bool:
     """Whether a rule of this host answered its own call, by the sender of the ICMP message.
 
+    "Host unreachable" from an own address comes from the kernel, where no host has the address.
+
     Args:
         last: the last attempt.
         own: addresses of this host.
     """
-    sender = (last.get("icmp") or {}).get("sender", "")
-    return sender in own and last["address"] not in own
+    said = last.get("icmp") or {"sender": "", "cannot_deliver": True}
+    is_own = said["sender"] in own and last["address"] not in own
+    return is_own and not said["cannot_deliver"]
 
 
 def rejected_by(last: Mapping[str, Any], port_that_answers: int | None) -> tuple[str, Confidence]:

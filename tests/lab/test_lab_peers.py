@@ -101,7 +101,7 @@ def test_a_filter_that_drops_what_it_would_answer_elsewhere(lab: Lab) -> None:
 
 
 def test_a_firewall_that_limits_new_connections(make_lab: Callable[..., Lab]) -> None:
-    """One connection at a time is accepted, and a job makes many."""
+    """One connection at a time is accepted; over gloo, one rank on each host needs few."""
     lab = make_lab("nd0", "nd1", "nd2")
     faults.incoming(
         lab["nd1"],
@@ -110,9 +110,12 @@ def test_a_firewall_that_limits_new_connections(make_lab: Callable[..., Lab]) ->
     )
     run = lab.plain_doctor("--select", "firewall")
     check_clean(run, PEERS_S)
-    root = check_cause(run, run.report, "peer-blocked", hosts=["nd1"])
-    assert "connections in 2 s, begun at once, twice" in root["message"], str(run)
-    assert run.codes == [1, 1, 1], str(run)
+    assert run.report is not None, str(run)
+    (found,) = run.report["findings"]
+    assert (found["code"], found["severity"]) == ("peer-blocked", "warn"), str(run)
+    assert found["where"]["hosts"] == ["nd1"], str(run)
+    assert "connections in 2 s, begun at once, twice" in found["message"], str(run)
+    assert run.codes == [0, 0, 0], str(run)
 
 
 def test_addresses_that_programs_would_tell(lab: Lab) -> None:

@@ -383,6 +383,15 @@ def test_who_rejects_its_own_call_is_the_host_itself() -> None:
         assert found.code == ("port-blocked" if where is HERE else "port-refused")
 
 
+def test_an_address_that_no_host_has_is_no_rule_of_this_host() -> None:
+    """The kernel sends "host unreachable" from an own address where nothing answers ARP."""
+    said = {"type": 3, "code": 1, "cannot_deliver": True, "no_host": True}
+    icmp = {"sender": "192.168.77.1", **said}
+    last = tried("no-neighbour", errno=errno.EHOSTUNREACH, icmp=icmp) | {"address": "192.168.77.5"}
+    (found,) = view_of_nd1(last)
+    assert found.code == "no-route"
+
+
 @pytest.mark.parametrize(
     ("beside", "words"),
     [("refused", "but port 29501 of that host does"), ("dropped", "gives no answer")],
