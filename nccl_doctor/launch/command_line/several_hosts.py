@@ -27,8 +27,8 @@ _ADDRESSES = frozenset(
 _FILES = frozenset(("hostfile", "host-file", "hosts-file", "machinefile", "machine-file"))
 _LISTS = frozenset(("H", "hosts", "host-list", "hostlist", "nodelist"))
 _SIZES = ("NNODES", "NUM_NODES", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "LWS_GROUP_SIZE")
-"""Variables in which scripts and platforms have the number of hosts: SkyPilot 0.10, dstack 0.19,
-LeaderWorkerSet 0.7."""
+"""Variables in which scripts and platforms have the number of hosts: SkyPilot, dstack and
+LeaderWorkerSet."""
 _OF_SLURM = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 _HERE = ("", "localhost", "ip6-localhost")
 
