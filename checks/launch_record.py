@@ -302,7 +302,7 @@ def _met_by_a_rule(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _of_lightning(cluster: Cluster) -> str:
-    """What Lightning makes of a list of hosts, if that is none of them; else empty.
+    """Name that Lightning makes of a list of hosts, if it is none of them; else empty.
 
     It takes what stands before the first comma or hyphen of the first bracket, and drops the rest
     up to the last bracket (2.6.6, resolve_root_node_address of its environment for Slurm).
