@@ -280,6 +280,7 @@ def run(ctx: click.Context, /, **given: Any) -> None:
             elastic=elastic,
             max_restarts=line.max_restarts,
             unread=line.unread,
+            asks_ssh=line.asks_ssh,
             **needs_of(given, flags.master_port or launch.master_port or DEFAULT_PORT),
         )
         options = replace(options, job=job)

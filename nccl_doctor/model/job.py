@@ -59,7 +59,8 @@ class Job:
     that is known, or else what torchrun's variables say to the pods of an elastic job; `elastic`
     are the fewest and the most hosts that it starts with, where they differ. `max_restarts` is how
     often torchrun's agents start failed ranks again, if the command says it. `unread` are hosts of
-    its command that are not examined. `leaves` are the leaf
+    its command that are not examined. `asks_ssh` are the words with which deepspeed calls ssh
+    before it starts ranks on this host, the last one the host that it asks. `leaves` are the leaf
     switches of the network, each with the list of the hosts below it, where the user tells them.
     """
 
@@ -80,6 +81,7 @@ class Job:
     elastic: tuple[int, int] | None = None
     max_restarts: int | None = None
     unread: UnreadHosts = field(default_factory=UnreadHosts)
+    asks_ssh: tuple[str, ...] = ()
     leaves: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -95,6 +97,7 @@ class Job:
             "paths": [list(path) for path in self.paths],
             "endpoints": list(self.endpoints),
             "reach": list(self.reach),
+            "asks_ssh": list(self.asks_ssh),
             "leaves": [{"leaf_switch": leaf, "hostlist": hosts} for leaf, hosts in self.leaves],
         }
 
@@ -107,7 +110,7 @@ class Job:
         known["leaves"] = tuple(
             (str(each["leaf_switch"]), str(each["hostlist"])) for each in known.get("leaves", ())
         )
-        for name in ("endpoints", "reach"):
+        for name in ("endpoints", "reach", "asks_ssh"):
             known[name] = tuple(str(each) for each in known.get(name, ()))
         known["rendezvous"] = _texts(Rendezvous, known.get("rendezvous") or {})
         known["unread"] = _texts(UnreadHosts, known.get("unread") or {})

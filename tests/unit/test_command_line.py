@@ -412,6 +412,23 @@ def test_the_hosts_that_the_filters_leave(flags: str, hosts: dict[str, int], cwd
     assert found.nnodes == len(hosts)
 
 
+def test_the_ssh_that_deepspeed_needs_on_this_host(cwd: Path):
+    """deepspeed 0.19.8 asks for a log-in though the hostfile names this host alone."""
+    asked = {
+        "": ("gpu-box",),
+        "--ssh_port 2222": ("-p", "2222", "gpu-box"),
+        "--no_ssh_check": ("gpu-box",),  # for the address that --master_addr would give
+        "--master_addr 10.0.0.1": ("gpu-box",),
+        "--no_ssh --node_rank 0": ("gpu-box",),
+        "--no_ssh_check --master_addr 10.0.0.1": (),
+        "--no_ssh --node_rank 0 --master_addr 10.0.0.1": (),
+    }
+    for flags, words in asked.items():
+        assert job(f"deepspeed --hostfile one {flags} t.py", cwd).asks_ssh == words, flags
+    assert job("deepspeed --num_gpus 2 t.py", cwd).asks_ssh == ()
+    assert job("deepspeed --hostfile hosts t.py", cwd).asks_ssh == ()  # we ask all of them
+
+
 def test_deepspeed_notes(cwd: Path):
     (cwd / "zero").write_text("a slots=2\nA slots=2\nb slots=0\n")
     zero = job("deepspeed --hostfile zero t.py", cwd)

@@ -446,7 +446,7 @@ CODES = """
     nccl-known-bug cuda-intercepted
     net-plugin-missing net-plugin-differs net-plugin-crashes collnet-missing collnet-only
     nccl-plugin-missing nccl-plugin-differs nccl-plugin-crashes
-    deepspeed-needs-mpi4py
+    deepspeed-needs-mpi4py deepspeed-ssh-failed
     numa-calls-blocked numa-node-empty address-space-limit-low stack-limit-unsafe
     shm-too-small shm-stale shm-filled ipc-namespace-split open-files-limit-low memlock-limit-low
     out-of-memory-kill process-limit-low memory-limit-low cpu-limit-low temp-dir-unwritable

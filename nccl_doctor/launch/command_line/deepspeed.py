@@ -177,6 +177,9 @@ def _many(draft: Draft, flags: GivenFlags, named: Said, cwd: Path) -> None:
     else:
         node = 0
         draft.put("node_rank", 0, DEFAULT)
+    if not ("no_ssh" in flags or "no_ssh_check" in flags) or not _text(flags, "master_addr"):
+        port = ("-p", _text(flags, "ssh_port")) if "ssh_port" in flags else ()
+        draft.put("asks_ssh", (*port, active[0][0].destination))
     slots = active[node][1]
     draft.put("nproc_per_node", str(len(slots)), named.source)
     draft.put("environ", {"CUDA_VISIBLE_DEVICES": ",".join(map(str, slots))})
@@ -233,6 +236,10 @@ def _no_ssh_rank(flags: GivenFlags, nnodes: int) -> int:
         hint = "no hostfile" if nnodes == 1 else f"the job has {nnodes} hosts"
         raise JobLineError(f"{flags['node_rank'].source} {rank} is out of range: {hint}")
     return rank
+
+
+def _text(flags: GivenFlags, name: str) -> str:
+    return flags[name].text if name in flags else ""
 
 
 def _count(said: Said) -> int:

@@ -54,6 +54,7 @@ class JobLine:
         hostfile: its path, as written. `hosts` are those of it that a DeepSpeed job uses, in order
             of node rank, with as many slots as ranks.
         unread: other hosts that a line names which starts no launcher that is known.
+        asks_ssh: words with which deepspeed calls ssh before it starts ranks here, if it does.
         environ: variables that the line itself sets for its ranks; None: unset.
         sources: field → flag, variable or file that it is from.
         notes: what the user should know, one line each.
@@ -78,6 +79,7 @@ class JobLine:
     hosts: tuple[Entry, ...] = ()
     ssh_port: int | None = None
     unread: UnreadHosts = field(default_factory=UnreadHosts)
+    asks_ssh: tuple[str, ...] = ()
     environ: Mapping[str, str | None] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
