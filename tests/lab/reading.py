@@ -18,7 +18,7 @@ START_S = 20.0
 """From exec to the doctor's own clock: importing torch, many at once on a small, busy machine."""
 ELSEWHERE = (
     "rendezvous_endpoint", "agent_names", "slurm_allocation", "nccl_library", "torch_nccl",
-    "net_plugin", "compile_caches",
+    "net_plugin", "compile_caches", "deepspeed_ssh",
     "libraries", "driver_libraries", "numa_calls",
     "idle_connections", "nccl_features", "device_mesh", "side_group", "deepspeed_groups",
     "deepspeed_config", "gpu_state", "gpu_work", "gpu_affinity", "mnnvl", "imex_service",
