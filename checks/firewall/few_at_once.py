@@ -80,9 +80,10 @@ def few_at_once(
 
     def finding(pairs: Iterable[Pair], where: Where, **more: Any) -> Finding:
         found = [short[pair] for pair in sorted(pairs)]
-        stood, wanted = min(call.shortfall or (0, 0) for call in found)
+        used = [call for call in found if call.used]
+        stood, wanted = min(call.shortfall or (0, 0) for call in used or found)
         by = more.pop("by", "")
-        enough = all(not call.used or _is_enough(call, ranks) for call in found)
+        enough = all(_is_enough(call, ranks) for call in used)
         if enough:
             by += "; enough for gloo with these ranks"
         return Finding(

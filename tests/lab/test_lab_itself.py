@@ -33,7 +33,7 @@ _DIAL = """
 import errno, socket, sys
 address, port, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 sock = socket.socket()
-sock.settimeout(0.7)
+sock.settimeout(2.0)
 try:
     sock.connect((address, port))
 except TimeoutError:
