@@ -102,9 +102,9 @@ class DeepspeedSsh(Check):
             if not facts["problem"]:
                 continue
             host = facts["host"]
-            line = "# --no_ssh_check --master_addr 127.0.0.1"
+            line = shell("# --no_ssh_check --master_addr 127.0.0.1")
             if cluster.nnodes > 1:
-                line = "# --master_addr ADDRESS"
+                line = shell("# --master_addr ADDRESS")
             by_hand = look(shell("ssh -o BatchMode=yes {} hostname", host), "has to work")
             yield Finding(
                 SSH_REFUSED,
@@ -112,7 +112,7 @@ class DeepspeedSsh(Check):
                 Where(hosts=(rank.host.label,)),
                 dict(facts),
                 fix=Fix(
-                    Step(shell(line), note="in the line of deepspeed"),
+                    Step(line, note="in the line of deepspeed"),
                     alternatives=[Fix(by_hand)],
                 ),
                 confidence=Confidence.LIKELY if facts["silent"] else Confidence.CERTAIN,
