@@ -173,12 +173,15 @@ def descendants(pid: int) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process still runs; one that only waits to be reaped does not."""
+    """Whether a process still runs; one that only waits to be reaped does not.
+
+    Its first thread may have ended before the others, which still hold its sockets.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] != "Z" or len(os.listdir(f"/proc/{pid}/task")) > 1
     except OSError:
         return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def gone(pids: Sequence[int], timeout_s: float = 3.0) -> bool:
