@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from nccl_doctor.model.commands import shell
 from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.fixes import Fix, On, Step
-from nccl_doctor.model.job import UnreadHosts
+from nccl_doctor.model.job import TAKE_A_COMMAND, UnreadHosts
 from nccl_doctor.model.kinds import HOSTS_NOT_EXAMINED
 
-_TAKES_A_COMMAND = ("srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
-"""Starters that have the program right behind their options."""
 _NOTE = "in the line of nccl-doctor, on each host of the job"
 _ALONE = Fix(Step(shell("# --nnodes 1"), note="if the job has this host only"))
 
@@ -27,7 +25,7 @@ def unread_hosts(unread: UnreadHosts) -> Iterator[Finding]:
     )
     step = Step(options, On.EVERY, note=_NOTE)
     by_hand, fix = Fix(step), Fix(step, alternatives=[_ALONE])
-    if unread.starter in _TAKES_A_COMMAND:
+    if unread.starter in TAKE_A_COMMAND:
         line = shell("# {:name} nccl-doctor run -- COMMAND", unread.starter)
         note = f"with the options of {unread.starter} as they are"
         fix = Fix(Step(line, note=note), alternatives=[_ALONE])

@@ -12,6 +12,12 @@ a side group with processes of another world, over a store of its own, as RLHF t
 """
 
 
+TAKE_A_COMMAND = frozenset(
+    ("srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "jsrun", "aprun")
+)
+"""Programs that start tasks, and have the program of a task right behind their options."""
+
+
 @dataclass(frozen=True)
 class Rendezvous:
     """Options by which torchrun's agents meet, as the command of the job gives them; empty if it

@@ -111,7 +111,6 @@ OPENS = {  # modules of the engine that open files themselves
         "what is shipped with the program",
     ),
     "cli/streams": "stdout and stderr",
-    "launch/command_line/binding": "/sys, which always answers",
 }
 NO_FILE = ("os", "tarfile", "formatter")
 OPENING = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}

@@ -1,4 +1,4 @@
-"""Of two proposals for one setting of a host, a report prints one or none."""
+"""Proposals for one setting of a host: of two, a report prints one or none."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 
 from nccl_doctor.launch.command_line.job_line import JobLineError
 from nccl_doctor.toolkit.errands import send
+from nccl_doctor.toolkit.host import cpu_list
 from nccl_doctor.toolkit.masking import masked_command
 
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6})(?::(\d{1,6}))?)?")
@@ -81,10 +82,10 @@ def _of_node(node: int) -> set[int]:
     """CPUs of a NUMA node, as the kernel lists them."""
     if not _NODES.exists():
         raise _Unread
-    try:
-        return _listed((_NODES / f"node{node}/cpulist").read_text(encoding="ascii").strip())
-    except OSError as error:
-        raise JobLineError(f"this host has no NUMA node {node}") from error
+    folder = _NODES / f"node{node}"
+    if not folder.exists():
+        raise JobLineError(f"this host has no NUMA node {node}")
+    return set(cpu_list(folder / "cpulist"))
 
 
 def _listed(text: str) -> set[int]:

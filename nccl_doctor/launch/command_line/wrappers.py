@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 
 from nccl_doctor.launch.command_line.binding import bound_cpus
 from nccl_doctor.launch.command_line.job_line import JobLineError
+from nccl_doctor.model.job import TAKE_A_COMMAND
 from nccl_doctor.toolkit.masking import masked_command
 
 
@@ -63,8 +64,6 @@ _ELSEWHERE = {
     *("jsrun", "aprun", "flux", "qsub", "bsub", "pdsh", "ssh", "clush", "parallel", "pssh"),
     *("kubectl", "ray", "docker", "podman", "singularity", "apptainer", "enroot", "nerdctl"),
 }
-_IN_FRONT = {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "jsrun", "aprun"}
-"""Of them those that have the program right behind their options."""
 SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "fish"}
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _DEEPEST = 16
@@ -122,7 +121,7 @@ def advice(words: Sequence[str], at: int | None = None, *, is_launcher: bool = F
     why = "starts tasks on other hosts" if name in _ELSEWHERE else "is not known here"
     if name == "ray":  # its line is no job's: the tasks come later, from another program
         return "ray starts no ranks by itself: run nccl-doctor on each of its hosts, or in a worker"
-    if not at and name not in _IN_FRONT:
+    if not at and name not in TAKE_A_COMMAND:
         return f"{name} {why}: put `nccl-doctor run --` before the program that it starts there"
     front = masked_command(words[:at] if at else words[:1])
     behind = masked_command(words[at : at + 1]) if at else "COMMAND"
