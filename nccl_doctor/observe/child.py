@@ -49,6 +49,7 @@ FILES = 4
 """Open files of the parent for each child; later children inherit them."""
 LEAST_WAIT_S = 0.2
 """Least wait for a processor for which a deadline is put off."""
+BUSY_HOST = "the processors of this host are busy"
 _MUTE = ("T", "t", "Z", "")
 """State letters of processes that react to no signal."""
 _GO_ON, _LEAVE = b"+", b"-"
@@ -122,7 +123,7 @@ class Child:
         name = self.job.name
         self._state = self._wchan = ""
         self._standstill = Standstill()
-        self._was_in_kernel = False
+        self._was_in_kernel = self._is_starved = False
         self._buffer = bytearray()
         self._messages = Messages(time.monotonic())
         self.job.begin()
@@ -239,6 +240,7 @@ class Child:
         """Look at a stuck child as it is, then make it write its Python stack, if it can answer."""
         self._look()
         self._was_in_kernel = self._state == "D"
+        self._is_starved = self._state == "R" and 2 * self.lacked_s > self.busy_s
         if self._state not in _MUTE:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGUSR1)
@@ -294,6 +296,9 @@ class Child:
         if result is None and late and messages.so_far is not None:
             step = messages.breadcrumbs[-1]["step"] if messages.breadcrumbs else "its last step"
             return Outcome(OutcomeStatus.OK, messages.so_far, reason=f"hung in {step}", **common)
+        if result is None and late and self._is_starved:  # its state tells nothing of what it did
+            reason = f"not done in time: {BUSY_HOST}"
+            return Outcome(OutcomeStatus.UNTESTED, reason=reason, **common)
         common["log_tail"] = _tail(self._log, messages.log_from)
         if result is not None:
             return Outcome(OutcomeStatus.RAISED, reason=result["raised"], **common)

@@ -27,6 +27,7 @@ from typing import Any
 from nccl_doctor.model.check import Check, Context
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.observe.child import (
+    BUSY_HOST,
     FILES,
     MAX_MESSAGE_BYTES,
     Child,
@@ -169,7 +170,7 @@ class _Crew:
             in_time = [job for job in jobs if now < job.deadline + job.spare_s]
             for job in jobs:
                 if job not in in_time:
-                    words = "the processors of this host are busy"
+                    words = BUSY_HOST
                     if self._room < AT_ONCE:
                         words = f"at most {self._room} child processes run at once"
                     words = f"not started in time: {words}"
