@@ -45,7 +45,7 @@ def ask_store(sock: socket.socket, timeout_s: float) -> StoreAnswer:
                 break
             said += piece
     except TimeoutError:
-        return StoreAnswer("other", _printable(said)) if said else _provoke(sock)
+        return StoreAnswer("other", _printable(said)) if said else _provoke(sock, nonce)
     except OSError as error:
         return StoreAnswer("closed", error.strerror or str(error))
     if said == nonce:
@@ -53,8 +53,10 @@ def ask_store(sock: socket.socket, timeout_s: float) -> StoreAnswer:
     return StoreAnswer("other" if said else "closed", _printable(said))
 
 
-def _provoke(sock: socket.socket) -> StoreAnswer:
-    """The answer after the end of a line, which services with a text protocol wait for."""
+def _provoke(sock: socket.socket, nonce: bytes) -> StoreAnswer:
+    """The answer after the end of a line, which services with a text protocol wait for. The `nonce`
+    is that of a store, which comes late where the road loses packets.
+    """
     try:
         sock.settimeout(0.3)
         sock.sendall(b"\r\n\r\n")
@@ -63,6 +65,8 @@ def _provoke(sock: socket.socket) -> StoreAnswer:
         return StoreAnswer("silent")
     except OSError as error:
         return StoreAnswer("closed", error.strerror or str(error))
+    if said == nonce:
+        return StoreAnswer("store")
     return StoreAnswer("other", _printable(said)) if said else StoreAnswer("closed")
 
 

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ import pytest
 
 from nccl_doctor.api import Cluster, Context, Finding, Launch, Skip, Untested, Where
 from nccl_doctor.checks.port import Port
+from nccl_doctor.checks.port.store_ping import ask_store
 from nccl_doctor.model.job import Job, Rendezvous
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge
@@ -133,6 +135,25 @@ server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPR
 print(server.server_port, flush=True)
 server.serve_forever()
 """
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.4])
+def test_a_store_is_recognised_by_an_answer_that_comes_late(late_s: float):
+    """As where the road loses packets: what a store says is no other service's first line."""
+    here, there = socket.socketpair()
+    with here, there:
+        thread = threading.Thread(target=_answers_ping, args=(there, late_s))
+        thread.start()
+        answer = ask_store(here, 0.3)
+        thread.join()
+    assert answer.kind == "store"
+
+
+def _answers_ping(sock: socket.socket, late_s: float) -> None:
+    """As a TCPStore does: what follows the validation and the query comes back."""
+    asked = sock.recv(64)
+    time.sleep(late_s)
+    sock.sendall(asked[6:10])
 
 
 @pytest.mark.parametrize("libuv", [True, False])
