@@ -84,7 +84,7 @@ from nccl_doctor.toolkit.net.ports import (
     port_holder,
     reserved_ports,
 )
-from nccl_doctor.toolkit.relaunch import start_with
+from nccl_doctor.toolkit.relaunch import endpoint_of, start_with
 from nccl_doctor.toolkit.shared_kinds import PORT_BLOCKED
 
 from .kinds import (
@@ -256,6 +256,7 @@ class _Seen:
         self.last: Mapping[str, Any] = self.tries["last"]
         self.master, self.port = facts["master_addr"], facts["port"]
         self.at = f"{self.master}:{self.port} ({self.last['address']})"
+        self.endpoint = bool(endpoint_of(rank.launch))
         self.words = f": {self.last['detail']}" if self.last["detail"] else ""
         self.rules = self.tries.get("rules")
         self.rules_read = bool(self.rules and self.rules["readable"])
@@ -369,14 +370,19 @@ def _stranger(seen: _Seen) -> Finding:
         "other": f'answers "{reply}"',
     }[answer]
     where = Where(hosts=(seen.far_end,))
-    fix = Fix(seen.look, alternatives=["free the port", ANOTHER_PORT])
+    another = (
+        "choose another port of the rendezvous endpoint on every host"
+        if seen.endpoint
+        else ANOTHER_PORT
+    )
+    fix = Fix(seen.look, alternatives=["free the port", another])
     if seen.mesh:  # it may be the proxy of this host that took the call
         where = seen.link
         pods = (
             f"{seen.mesh} shows a service mesh on this host: exclude the pods of the job from it "
         )
         pods += '(annotation sidecar.istio.io/inject: "false")'
-        fix = Fix(text=pods, alternatives=[Fix(seen.look), "free the port", ANOTHER_PORT])
+        fix = Fix(text=pods, alternatives=[Fix(seen.look), "free the port", another])
     confidence = Confidence.CERTAIN if answer == "other" else Confidence.LIKELY
     message = f"{seen.at} {said}"
     return seen.finding(PORT_NOT_THE_STORE, message, where, fix, confidence=confidence)
@@ -403,7 +409,9 @@ def _unanswered(seen: _Seen) -> Finding:
             confidence=Confidence.CERTAIN,
         )
     if outcome == "refused":
-        start = f"start rank 0 there with MASTER_PORT={port}, or open the port"
+        said = f"the job there: its endpoint is {seen.master}:{port}"
+        said = said if seen.endpoint else f"rank 0 there with MASTER_PORT={port}"
+        start = f"start {said}, or open the port"
         fix = Fix(seen.look, alternatives=[start])
         return seen.finding(PORT_REFUSED, f"{at} refuses connections", seen.link, fix)
     if outcome == "rejected" or (outcome == "turned-back" and seen.other_port_answers):

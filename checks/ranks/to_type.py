@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from nccl_doctor.api import Cluster, Command, Fix, Launch, On, Rank, Step, look, number_range, shell
-from nccl_doctor.toolkit.relaunch import BY_OPTIONS, start_with
+from nccl_doctor.toolkit.relaunch import BY_OPTIONS, endpoint_of, start_with
 
 _BY_NODE_RANK = (*BY_OPTIONS, "kubeflow")
 _FEW = 4
@@ -60,14 +60,20 @@ def on_absent(cluster: Cluster, absent: Mapping[int, str], launch: Launch) -> st
     master, port = launch.master_addr, launch.master_port
     if not master or port is None:
         return "is the host up, and was the job started there?"
+    nnodes, why = cluster.nnodes, f"shows what keeps it from {master}:{port}"
+    if endpoint_of(launch):
+        options = "--nnodes={} --rdzv-backend=c10d --rdzv-endpoint={}:{:number}"
+        line = shell(options, nnodes, master, port)
+        tried = shell("nccl-doctor run -- torchrun {} --no-python true", line)
+        note = "if nothing runs there: the job, in this way, with the same run id"
+        start = Fix(Step(shell("# torchrun {}", line), note=note))
+        return Fix(look(tried, why, on=On.HERE), alternatives=[start])
     numbers: list[int | str] = [*nodes] if len(nodes) <= _FEW else ["NUMBER"]
-    nnodes = cluster.nnodes
 
     def of(number: int | str) -> Command:
         options = "--nnodes={} --node-rank={} --master-addr={} --master-port={}"
         return shell(options, nnodes, number, master, port)
 
-    why = f"shows what keeps it from {master}:{port}"
     more = "" if numbers == nodes else f"; NUMBER is its own, of {number_range(nodes)}"
     steps: list[Step] = []
     for number in numbers:

@@ -185,6 +185,27 @@ def test_the_last_knock_of_a_host_that_never_came_in(
     assert found.evidence["knocks"] == 3
 
 
+@each_row(
+    "last, words",
+    [
+        (tried("refused"), "start the job there: its endpoint is nd0:29500"),
+        (
+            tried("connected", "closed"),
+            "choose another port of the rendezvous endpoint on every host",
+        ),
+    ],
+)
+def test_the_fix_names_the_endpoint_where_that_was_given(last: dict[str, Any], words: str) -> None:
+    made = make_cluster(("nd1",), check="port", by_host={"nd1": facts(last)}, complete=False)
+    sources = dict.fromkeys(("master_addr", "master_port"), "--rdzv-endpoint")
+    for seat in range(2):
+        launch = {"master_addr": "nd0", "master_port": 29500, "sources": sources}
+        made = change_rank(made, seat, launch=launch)
+    (found,) = judged(made)
+    assert words in found.fix
+    assert "MASTER_PORT" not in found.fix
+
+
 def test_a_host_that_says_something_else_is_certain_and_one_that_says_nothing_is_not():
     (spoke,) = view_of_nd1(tried("connected", "other", reply="SSH-2.0"))
     (mute,) = view_of_nd1(tried("connected", "silent"))

@@ -134,6 +134,17 @@ class TestAbsent:
             "nccl-doctor run --nnodes=3 --node-rank=1 --master-addr=nd0 --master-port=29500"
         )
 
+    def test_a_host_of_a_job_whose_agents_meet_at_an_endpoint(self) -> None:
+        cluster = make_cluster(THREE, absent_nodes=[1])
+        sources = dict.fromkeys(("master_addr", "master_port"), "--rdzv-endpoint")
+        for rank in cluster.present:
+            cluster = change_rank(cluster, rank.seat, launch={"sources": sources})
+        fix = only(cluster, "host-absent", ranks=[2, 3], nodes=[1]).fix
+        line = "torchrun --nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=nd0:29500"
+        assert fix.steps[0].command == f"nccl-doctor run -- {line} --no-python true"
+        assert f"# {line}" in fix
+        assert "node-rank" not in fix
+
     def test_rank(self) -> None:
         cluster = change_rank(make_cluster(), 3, reported=False, launch=None)
         only(cluster, "rank-absent", hosts=["nd1"], ranks=[3])
