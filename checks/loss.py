@@ -29,8 +29,9 @@ Segments of 512 bytes, at the start: a road that loses only large packets, or on
 the whole job, is not seen here (checks `firewall`, `links`). What InfiniBand or RoCE lose is seen
 by check `rdma_errors`. The segments that the other side had already (D-SACK) are not counted.
 Thresholds: 5 segments and 0.5 % lost in both tries, 2 of them in the second one, or 10 segments and
-10 % in the first; from 10 % on the job is taken to hang. With two hosts, a fault of a host cannot
-be told from one of the link.
+10 % in the first. A job that is only slow is a warning: it is a failure where 10 % and more are
+lost, and somebody was not heard, or a group of the ranks did not come to its end. Groups get 15 s
+more on such roads. With two hosts, a fault of a host cannot be told from one of the link.
 
 References
 ----------
@@ -54,6 +55,7 @@ from nccl_doctor.api import (
     HostLink,
     Kind,
     Layer,
+    OutcomeStatus,
     Round,
     Severity,
     Skip,
@@ -64,6 +66,7 @@ from nccl_doctor.api import (
     look,
     shell,
 )
+from nccl_doctor.toolkit.groups.attempts import attempts_of
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.nccl.survey import other_answers
 from nccl_doctor.toolkit.net.shapers import in_words, shaped_at, without_shapers
@@ -98,6 +101,8 @@ LINK_LOSSY = Kind(
     delays=True,
 )
 _TALKS = {FIRST: Talk(large=False), AGAIN: Talk(Calm(groups=250, limit_s=1.5), large=False)}
+_TRIED = ("collectives", "exchanges", "groups")
+"""Checks whose groups show whether a job gets through."""
 _ALL_ROADS = "TCP segments are lost on all roads of a host"
 _WAYS = {
     "in": "on all roads into the host",
@@ -115,7 +120,10 @@ class Loss(Check):
     together = True
     kinds = (LINK_LOSSY, DAMAGED, DROPPED)
     turn = Turn.LAST
-    reads = ("clock", "firewall", "interfaces", "kernel_limits", "retransmissions", "uplink")
+    reads = (
+        "backend_device", "clock", "collectives", "exchanges", "firewall", "gpu_work", "groups",
+        "interfaces", "kernel_limits", "retransmissions", "uplink",
+    )  # fmt: skip
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """One more try among the hosts at the ends of doubtful roads, and some others."""
@@ -151,9 +159,11 @@ class Loss(Check):
         rises = tcp_rises(cluster) if losses.causes else {}
         risen = {host.label: rises[host.id] for host in cluster.hosts if host.id in rises}
         reports = [*cluster.facts(self.name, AGAIN)] or [*chain(*first_reports(cluster))]
+        stops = bool(losses.causes) and _stops_jobs(cluster)
         for cause in losses.causes:
             receivers = {receiver for _, receiver in cause.pairs}
-            level = Severity.FAIL if losses.of(cause).share >= HEAVY else Severity.WARN
+            heavy = stops and losses.of(cause).share >= HEAVY
+            level = Severity.FAIL if heavy else Severity.WARN
             seen = [report for report in reports if report[0].seat in receivers]
             dropped = [each.replaced(severity=level) for each in judge_drops(seen, receivers)]
             yield from dropped
@@ -169,6 +179,22 @@ class Loss(Check):
         proven = {pair: losses.first[pair] for pair in losses.pairs if pair in losses.first}
         for (start, end), each in {**proven, **losses.again}.items():
             yield HostLink(hosts[start], hosts[end], segments=each.segments, lost=each.lost)
+
+
+def _stops_jobs(cluster: Cluster) -> bool:
+    """Whether a rank was not heard, or a group of living ranks did not come to its end."""
+    silent = (
+        item.outcome.status is OutcomeStatus.SILENT
+        for check in (*_TRIED, Loss.name, "firewall")
+        for item in cluster.evidence(check)
+    )
+    tried = (attempts_of(cluster, check).values() for check in _TRIED)
+    hung = (
+        not (each.is_good or each.is_untried or each.is_cut_short or each.dead)
+        for found in chain(*tried)
+        for each in found
+    )
+    return not cluster.complete or any(silent) or any(hung)
 
 
 def _finding(

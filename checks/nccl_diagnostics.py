@@ -61,7 +61,7 @@ from nccl_doctor.api import (
     place_of,
     shell,
 )
-from nccl_doctor.toolkit.groups.attempts import attempt_deadline
+from nccl_doctor.toolkit.groups.attempts import GROUP_READS, attempt_deadline
 from nccl_doctor.toolkit.groups.exercise import Exercise
 from nccl_doctor.toolkit.groups.forming import form_world
 from nccl_doctor.toolkit.groups.kinds import GROUP_NEEDS
@@ -114,7 +114,7 @@ class NcclDiagnostics(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = (FAILED,)
-    reads = ("backend_device", "collectives", "gpu_work", "nccl_library")
+    reads = tuple(sorted((*GROUP_READS, "nccl_library")))
     level = Level.FULL
     together = True
     forms_groups = True

@@ -65,6 +65,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Level, Round, Scope, Setup
 from nccl_doctor.toolkit.groups.attempts import (
     FIRST,
+    GROUP_READS,
     WORLD,
     Attempt,
     attempt_deadline,
@@ -87,7 +88,7 @@ class Collectives(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = (*GROUP_KINDS, START_SLOW)
-    reads = ("backend_device", "gpu_state", "gpu_work")
+    reads = tuple(sorted({*GROUP_READS, "gpu_state"} - {name}))
     level = Level.STANDARD
     together = True
     forms_groups = True

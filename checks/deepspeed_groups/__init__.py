@@ -80,7 +80,13 @@ from nccl_doctor.api import (
     place_of,
     shell,
 )
-from nccl_doctor.toolkit.groups.attempts import NEW_GROUP, Attempt, attempt_deadline, attempts_of
+from nccl_doctor.toolkit.groups.attempts import (
+    GROUP_READS,
+    NEW_GROUP,
+    Attempt,
+    attempt_deadline,
+    attempts_of,
+)
 from nccl_doctor.toolkit.groups.culprits import judge_groups, rounds_again
 from nccl_doctor.toolkit.groups.exercise import Exercise, ExerciseFacts
 from nccl_doctor.toolkit.groups.forming import form_world
@@ -122,7 +128,7 @@ class DeepspeedGroups(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = (*GROUP_KINDS, DEVICE_ID_HANG, DEEPSPEED_MISSING)
-    reads = ("backend_device", "collectives", "gpu_work", "side_group")
+    reads = tuple(sorted((*GROUP_READS, "side_group")))
     level = Level.STANDARD
     together = True
     forms_groups = True

@@ -61,7 +61,7 @@ from nccl_doctor.api import (
     Untested,
     shell,
 )
-from nccl_doctor.toolkit.groups.attempts import attempt_deadline, attempts_of
+from nccl_doctor.toolkit.groups.attempts import GROUP_READS, attempt_deadline, attempts_of
 from nccl_doctor.toolkit.groups.culprits import judge_groups, rounds_again
 from nccl_doctor.toolkit.groups.exercise import Exercise
 from nccl_doctor.toolkit.groups.forming import form_world
@@ -115,7 +115,7 @@ class DeviceMesh(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = (*GROUP_KINDS, MESH_DOES_NOT_DIVIDE, MESH_CROSSES_HOSTS)
-    reads = ("backend_device", "collectives", "gpu_work")
+    reads = GROUP_READS
     level = Level.STANDARD
     together = True
     forms_groups = True

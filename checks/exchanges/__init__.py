@@ -48,7 +48,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Level, Round, Scope, Skip
-from nccl_doctor.toolkit.groups.attempts import attempt_deadline, attempts_of
+from nccl_doctor.toolkit.groups.attempts import GROUP_READS, attempt_deadline, attempts_of
 from nccl_doctor.toolkit.groups.culprits import judge_groups, rounds_again
 from nccl_doctor.toolkit.groups.exercise import ExerciseFacts
 from nccl_doctor.toolkit.groups.forming import form_world
@@ -71,7 +71,7 @@ class Exchanges(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = GROUP_KINDS
-    reads = ("backend_device", "collectives", "gpu_work")
+    reads = GROUP_READS
     level = Level.STANDARD
     together = True
     forms_groups = True

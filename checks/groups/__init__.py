@@ -65,9 +65,9 @@ from nccl_doctor.api import (
     Skip,
     Untested,
 )
-from nccl_doctor.toolkit.groups.attempts import Attempt, attempt_deadline, attempts_of
+from nccl_doctor.toolkit.groups.attempts import GROUP_READS, Attempt, attempt_deadline, attempts_of
 from nccl_doctor.toolkit.groups.culprits import is_open, judge_groups, round_compared, rounds_again
-from nccl_doctor.toolkit.groups.exercise import Exercise
+from nccl_doctor.toolkit.groups.exercise import Exercise, ExerciseFacts
 from nccl_doctor.toolkit.groups.forming import form_world
 from nccl_doctor.toolkit.groups.kinds import GROUP_KINDS, GROUP_NEEDS
 from nccl_doctor.toolkit.groups.spans import Span, from_span, to_span
@@ -85,6 +85,12 @@ _VARIANTS = (
 _TIMES = 2
 
 
+class GroupsFacts(ExerciseFacts):
+    """Facts that `observe` returns; another check reads them."""
+
+    made: dict[str, Any]
+
+
 class Groups(Check):
     """Several process groups in one job."""
 
@@ -93,7 +99,7 @@ class Groups(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = GROUP_KINDS
-    reads = ("backend_device", "collectives", "gpu_work")
+    reads = GROUP_READS
     level = Level.STANDARD
     together = True
     forms_groups = True
@@ -130,7 +136,7 @@ class Groups(Check):
         rounds += round_compared(attempts, deadline_s, params)
         return rounds
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> GroupsFacts:
         """Run one variant: form the default group and the further groups, and use them.
 
         Returns: as `Exercise.facts`, and `made`: group → what torch says of it, as `describe_group`

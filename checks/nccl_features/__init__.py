@@ -61,7 +61,13 @@ from nccl_doctor.api import (
     look,
     shell,
 )
-from nccl_doctor.toolkit.groups.attempts import FIRST, Attempt, attempt_deadline, attempts_of
+from nccl_doctor.toolkit.groups.attempts import (
+    FIRST,
+    GROUP_READS,
+    Attempt,
+    attempt_deadline,
+    attempts_of,
+)
 from nccl_doctor.toolkit.groups.exercise import SIZES, Exercise, ExerciseFacts
 from nccl_doctor.toolkit.groups.forming import form_world
 
@@ -145,7 +151,7 @@ class NcclFeatures(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = (FEATURE_BROKEN,)
-    reads = ("backend_device", "collectives", "gpu_work")
+    reads = GROUP_READS
     level = Level.STANDARD
     together = True
     forms_groups = True

@@ -122,15 +122,19 @@ class NetworkSpeed(Check):
     kinds = (BANDWIDTH_LOW, RAIL_SLOW, BELOW_FLOOR)
     reads = (
         "backend_device",
+        "clock",
         "collectives",
         "fabric_ports",
+        "firewall",
         "gpu_affinity",
         "gpu_direct",
         "gpu_state",
         "gpu_work",
+        "loss",
         "mnnvl",
         "rails",
         "rdma",
+        "uplink",
     )
     level = Level.FULL
     together = True

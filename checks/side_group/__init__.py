@@ -52,7 +52,7 @@ from dataclasses import replace
 from typing import Any
 
 from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Level, Round, Scope, Skip
-from nccl_doctor.toolkit.groups.attempts import attempt_deadline, attempts_of
+from nccl_doctor.toolkit.groups.attempts import GROUP_READS, attempt_deadline, attempts_of
 from nccl_doctor.toolkit.groups.culprits import rounds_again
 from nccl_doctor.toolkit.groups.exercise import Exercise, ExerciseFacts
 from nccl_doctor.toolkit.groups.forming import form_world
@@ -104,7 +104,7 @@ class SideGroup(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = (*GROUP_KINDS, DEVICE_ID_HANG)
-    reads = ("backend_device", "collectives", "gpu_work")
+    reads = GROUP_READS
     level = Level.STANDARD
     together = True
     forms_groups = True

@@ -107,7 +107,7 @@ def test_a_lossy_pair_is_the_one_cause_whatever_it_breaks(make_lab: Callable[...
 
 @pytest.mark.wide
 @pytest.mark.parametrize(
-    ("way", "percent", "seconds"), [("in", 1, 20), ("in", 12, 25), ("in", 25, 25), ("out", 25, 25)]
+    ("way", "percent", "seconds"), [("in", 1, 20), ("in", 12, 60), ("in", 25, 60), ("out", 25, 60)]
 )
 def test_a_lossy_host_is_named_soon(
     make_lab: Callable[..., Lab], way: str, percent: int, seconds: float
@@ -119,7 +119,8 @@ def test_a_lossy_host_is_named_soon(
     # Twice as long on a machine that does something else besides.
     assert time.monotonic() - started < 2 * seconds, str(run)
     root = check_cause(run, hosts=["nd2"])
-    assert root["severity"] == ("warn" if percent < 10 else "fail"), str(run)
+    assert root["severity"] == "warn", str(run)  # plain torchrun's job runs, slowly
+    assert set(run.codes) <= {0, 3}, str(run)
     assert {"in": "into the host", "out": "out of the host"}[way] in root["message"], str(run)
 
 

@@ -20,6 +20,7 @@ from nccl_doctor.toolkit.groups.lagging import lagging
 from nccl_doctor.toolkit.groups.mixups import own_collective, was_cut_off
 from nccl_doctor.toolkit.groups.strays import MADE, astray
 from nccl_doctor.toolkit.hosts import road_to_master
+from nccl_doctor.toolkit.peers.loss import roads_are_slow
 
 CONNECT = "connect to the store"
 ENTRY = "init_process_group"
@@ -202,7 +203,7 @@ class Attempt:
 
 def attempts_of(cluster: Cluster, check: str) -> dict[str, list[Attempt]]:
     """Round → its groups, for a check that forms process groups; members in order of rank."""
-    key, read = (attempts_of, check), (check, "collectives", *_STARTS)
+    key, read = (attempts_of, check), (check, *GROUP_READS)
     found = cluster.once(key, read, lambda: _attempts_of(cluster, check))
     return {name: list(attempts) for name, attempts in found.items()}
 
@@ -238,12 +239,18 @@ FIRST_S = 60.0
 in NCCL, a B200 took 55 s for its first communicator (NVIDIA/nccl issue 1646)."""
 _STARTS = ("backend_device", "gpu_work")
 """Names of the checks whose facts hold the time that the driver took."""
+GROUP_READS = (
+    "backend_device", "clock", "collectives", "firewall", "gpu_work", "loss", "uplink",
+)  # fmt: skip
+"""Names of the checks whose facts tell what time a group needs here."""
 _MOST_START_S = 60.0
 _MOST_GROUP_S = 120.0
 _INCLUDED_S = 5.0
 """A group that took no longer needs nothing more than what the user allows."""
 _GLOO_S = 2.0
 """Seconds in which a group of gloo surely forms on a busy host too; on a quiet one it takes 0.1."""
+_SLOW_ROADS_S = 15.0
+"""Seconds more where roads are slow: TCP sends a SYN again after 1, 3, 7 and 15 s (RFC 6298)."""
 _COMMUNICATOR_S = 6.0
 """Seconds for one more communicator, if none was measured (nccl issue 534: 7 in 31 to 42 s)."""
 _RANKS_PER_S = 200
@@ -251,8 +258,8 @@ _RANKS_PER_S = 200
 
 
 def attempt_deadline(cluster: Cluster, communicators: int = 1) -> float:
-    """Seconds for one attempt: what the user allows for one group, and with NCCL what the start
-    of GPUs and communicators takes here.
+    """Seconds for one attempt: what the user allows for one group, what slow roads need, and with
+    NCCL what the start of GPUs and communicators takes here.
 
     Every attempt runs in its own processes. Without persistence mode the driver releases a GPU with
     the last process that uses it, so each attempt waits until it is up again.
@@ -261,17 +268,24 @@ def attempt_deadline(cluster: Cluster, communicators: int = 1) -> float:
         cluster: with what was observed so far.
         communicators: number of groups that a rank forms, one after the other.
     """
-    key, read = (attempt_deadline, communicators), ("collectives", *_STARTS)
+    key, read = (attempt_deadline, communicators), GROUP_READS
     return cluster.once(key, read, lambda: _attempt_deadline(cluster, communicators))
 
 
 def _attempt_deadline(cluster: Cluster, communicators: int) -> float:
     allowed_s = cluster.collective_timeout_s
+    roads_s = _roads_s(cluster)
     if cluster.backend != "nccl":
-        return allowed_s
+        return allowed_s + roads_s
     more_s = (communicators - 1) * min(allowed_s, _another_s(cluster))
     by_size_s = min(_MOST_START_S, cluster.world_size // _RANKS_PER_S)
-    return allowed_s + driver_start_s(cluster) + _group_start_s(cluster) + by_size_s + more_s
+    start_s = driver_start_s(cluster) + _group_start_s(cluster)
+    return allowed_s + roads_s + start_s + by_size_s + more_s
+
+
+def _roads_s(cluster: Cluster) -> float:
+    """Seconds more that a group needs on slow roads."""
+    return _SLOW_ROADS_S if roads_are_slow(cluster) else 0.0
 
 
 def driver_start_s(cluster: Cluster) -> float:
@@ -324,7 +338,7 @@ def _least_s(cluster: Cluster) -> float:
     long as no first one was tried.
     """
     if cluster.backend != "nccl":
-        return min(_GLOO_S, cluster.collective_timeout_s / 2)
+        return _roads_s(cluster) + min(_GLOO_S, cluster.collective_timeout_s / 2)
     first = cluster.evidence("collectives", FIRST)
     if not first:
         return 0.0

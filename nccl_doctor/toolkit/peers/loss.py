@@ -209,6 +209,22 @@ def loses_heavily(cluster: Cluster) -> bool:
     return any(losses.of(cause).share >= HEAVY for cause in losses.causes)
 
 
+def roads_are_slow(cluster: Cluster) -> bool:
+    """Whether roads lose packets, or take only some of several new connections: groups then need
+    longer to form, as TCP waits for what was lost.
+    """
+    return cluster.once(roads_are_slow, _READ, lambda: _roads_are_slow(cluster))
+
+
+def _roads_are_slow(cluster: Cluster) -> bool:
+    few = any(
+        call.shortfall
+        for reports in first_reports(cluster)
+        for call in _good_calls(reports, cluster.backend)
+    )
+    return few or bool(read_losses(cluster).causes)
+
+
 def lossy_data_roads(cluster: Cluster) -> frozenset[frozenset[int]]:
     """Ids of both hosts of each road that loses packets, if the data of the job takes it.
 
