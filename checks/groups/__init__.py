@@ -50,7 +50,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -67,7 +67,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.groups.attempts import GROUP_READS, Attempt, attempt_deadline, attempts_of
 from nccl_doctor.toolkit.groups.culprits import is_open, judge_groups, round_compared, rounds_again
-from nccl_doctor.toolkit.groups.exercise import Exercise, ExerciseFacts
+from nccl_doctor.toolkit.groups.exercise import Exercise
 from nccl_doctor.toolkit.groups.forming import form_world
 from nccl_doctor.toolkit.groups.kinds import GROUP_KINDS, GROUP_NEEDS
 from nccl_doctor.toolkit.groups.spans import Span, from_span, to_span
@@ -85,9 +85,11 @@ _VARIANTS = (
 _TIMES = 2
 
 
-class GroupsFacts(ExerciseFacts):
+class GroupsFacts(TypedDict):
     """Facts that `observe` returns; another check reads them."""
 
+    steps: list[str]
+    wrong: list[dict[str, Any]]
     made: dict[str, Any]
 
 

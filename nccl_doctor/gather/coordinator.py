@@ -18,7 +18,7 @@ from nccl_doctor.gather.board import Phase, phase_of
 from nccl_doctor.gather.connect import first_seal
 from nccl_doctor.gather.control_store import ControlStore
 from nccl_doctor.gather.deaths import Deaths
-from nccl_doctor.gather.departures import STOPPED, TELL_S, another, departures
+from nccl_doctor.gather.departures import STOPPED, another, departures
 from nccl_doctor.gather.doubts import Doubts
 from nccl_doctor.gather.envelope import Budget
 from nccl_doctor.gather.evidence import EvidenceLog
@@ -366,8 +366,10 @@ class Coordinator:
         self._posted.stop(box, number, {STOPPED: signal_name})
         for group in self._groups:
             box.put(over_key(number, group), True)
-        byes = {f"bye/{seat}" for seat in self._evidence.seats if seat != self._run.seat}
-        box.wait(byes - {f"bye/{seat}" for seat in self._silent}, TELL_S)
+        # Some may have taken a seat that this run has not read yet.
+        taken = range(min(box.add("seats", 0), self._run.launch.world_size or 0))
+        seats = {*self._evidence.seats, *taken} - self._silent - {self._run.seat}
+        box.wait({f"bye/{self._voice_of(seat)}" for seat in seats}, GOODBYE_S)
 
     def _send_home(self, end: Finish) -> None:
         """Tell everybody the end, and keep the store up until they have read it."""

@@ -83,6 +83,8 @@ class Participant:
             run.config.redaction,
             age_s=time.monotonic() - run.config.started,
         )
+        self._lost: list[Finding] = []
+        """The finding that the coordinator was not reached, or lost, once that is known."""
         self._watchdog = Watchdog(
             run.config.deadline - LAST_REPORT_S,
             self._last_words,
@@ -301,13 +303,14 @@ class Participant:
         self, kind: Kind | None, message: str, where: Where | None = None
     ) -> ParticipantResult:
         """Judge one's own facts: the coordinator was not reached, or was lost."""
-        if kind is not None and self._run.launch.local_rank in (0, None):
+        here = Where(hosts=(host_name(),)) if where is None else where
+        self._lost = [Finding(kind, message, here)] if kind else []
+        if self._lost and self._run.launch.local_rank in (0, None):
             for check, outcome in look_alone(self._run, self._run.hosts).items():
                 self._evidence.record(self._run.seat, check, AFTER_LOSS, outcome)
-        here = Where(hosts=(host_name(),)) if where is None else where
         road = self._broken_road()
         cause = road.code if road else None
-        extra = [Finding(kind, message, here, explained_by=cause)] if kind else []
+        extra = [found.replaced(explained_by=cause) for found in self._lost]
         report = make_report(self._run, self._evidence, complete=False, extra=extra)
         if self._speaks_in_folder():  # at once: rank 0 waits for it
             self._views.write(self._run.launch.node_rank, report, last=True)
@@ -387,8 +390,9 @@ class Participant:
             words += (
                 "; the ranks that did not sign in are too many to list in the time that is left"
             )
-        cause = Finding(kinds.RUN_INTERRUPTED, words, fix=fix)
-        report = make_report(self._run, self._evidence, complete=coordinates, extra=[cause])
+        by = self._lost[0].code if self._lost else None
+        extra = [*self._lost, Finding(kinds.RUN_INTERRUPTED, words, fix=fix, explained_by=by)]
+        report = make_report(self._run, self._evidence, complete=coordinates, extra=extra)
         return ParticipantResult(max(report.exit_code, 1), report, aside=self._is_aside())
 
 

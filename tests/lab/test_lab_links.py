@@ -125,7 +125,8 @@ def test_a_lossy_host_is_named_soon(
 
 
 def loses(lab: Lab) -> Run:
-    return lab.plain_doctor("--join-timeout", "20", "--timeout", "60", timeout_s=90, env=FIRST)
+    limits = ("--join-timeout", "20", "--collective-timeout", "20", "--timeout", "60")
+    return lab.plain_doctor(*limits, timeout_s=90, env=FIRST)
 
 
 def check_cause(run: Run, **where: Sequence[Any]) -> Mapping[str, Any]:

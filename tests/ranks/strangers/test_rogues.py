@@ -30,7 +30,7 @@ from tests.ranks.strangers.rogues import AFTER, BEFORE, LARGE, Rogue, Target, fi
 pytestmark = pytest.mark.xdist_group("torch")
 
 SECRET = Seal(b"secret" * 8)
-LATER_S = 0.5
+LATER_S = 1.0
 KEYED, OPENLY = 1.3, 1.5
 """Most memory of rank 0, as a multiple of what it takes without strangers."""
 
@@ -105,8 +105,8 @@ def test_with_a_key_strangers_change_nothing(
     healthy = without_strangers(job, *keys)
     assert (healthy.report["verdict"], healthy.codes) == ("pass", [0, 0])
     assert not [f for f in healthy.report["findings"] if f["severity"] != "info"]
-    took = []
-    for _ in range(3):  # what strangers cost, not what else the machine does
+    took, noticed = [], False
+    for _ in range(4):  # what strangers cost, and do in time, not what else the machine does
         seen = play(
             job.of(*keys),
             SECRET,
@@ -116,12 +116,14 @@ def test_with_a_key_strangers_change_nothing(
         )
         assert (seen.report["verdict"], seen.codes) == ("pass", [0, 0])
         told = [f for f in seen.report["findings"] if f["severity"] != "info"]
-        assert [(f["code"], f["severity"]) for f in told] == [("stranger-writes", "warn")]
-        assert not any(told[0]["where"].values())
+        assert {(f["code"], f["severity"]) for f in told} <= {("stranger-writes", "warn")}
+        assert not any(value for f in told for value in f["where"].values())
         assert seen.memory < KEYED * healthy.memory
         took.append(seen.seconds)
-        if took[-1] < healthy.seconds + LATER_S:
+        noticed = noticed or bool(told)
+        if noticed and min(took) < healthy.seconds + LATER_S:
             break
+    assert noticed
     assert min(took) < healthy.seconds + LATER_S
 
 
