@@ -72,18 +72,6 @@ DNS_SLOW = Kind(
 
 _PLAIN = re.compile(r"[\w.:% -]+")
 """A line of /etc/hosts that no shell takes for anything else."""
-_FIX_LITERAL = Fix(
-    text="give this host an IPv6 route",
-    alternatives=[
-        Fix(
-            Step(
-                shell("# export MASTER_ADDR=ADDRESS"),
-                On.EVERY,
-                note="the IPv4 address of rank 0's host",
-            )
-        )
-    ],
-)
 _SHOWN = 4
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
@@ -245,9 +233,21 @@ def unusable(view: View, views: Sequence[View], master: View | None) -> Iterator
             ADDR_FAMILY_MIXED,
             f"{view.shown}, but there is no route to {', '.join(useless)}",
             view.where,
-            fix=_FIX_LITERAL if name in useless else "",
+            fix=_for_literal(view) if name in useless else "",
             severity=Severity.INFO if works else Severity.FAIL if stuck else None,
         )
+
+
+def _for_literal(view: View) -> Fix:
+    """The fix for an IPv6 address as MASTER_ADDR, to which there is no route."""
+    other = _address_of_rank_0(view, "the IPv4 address of rank 0's host")
+    return Fix(text="give this host an IPv6 route", alternatives=[other])
+
+
+def _address_of_rank_0(view: View, note: str) -> Fix:
+    """The fix that puts another address, not known here, where this host has MASTER_ADDR from."""
+    steps = start_with([view.rank], "master_addr", "ADDRESS", On.EVERY)
+    return Fix(*(replace(step, note=note) for step in steps))
 
 
 def loopback(cluster: Cluster, views: Sequence[View]) -> Iterator[Finding]:
@@ -357,7 +357,7 @@ def differing(views: Sequence[View]) -> Iterator[Finding]:
     who = who_has_what((view.host.label, ", ".join(answers)) for view, answers in asked.items())
     sure = Confidence.CERTAIN if master else Confidence.LIKELY if usual else Confidence.POSSIBLE
     for view in odd:
-        known, fix = "there is no majority", ""
+        known, fix = "there is no majority", _address_of_rank_0(view, "of rank 0's host")
         if usual:
             known = f"rank 0 is at {usual[0]}"
             steps = start_with([view.rank], "master_addr", usual[0], On.HERE)

@@ -255,6 +255,14 @@ def test_without_rank_0_the_majority_is_believed_and_a_tie_is_a_tie():
     assert [place(f) for f in tie] == [("addr-differs", ("nd0",)), ("addr-differs", ("nd1",))]
     assert all(f.confidence is Confidence.POSSIBLE for f in tie)
     assert all("no majority" in f.message for f in tie)
+    assert {f.fix for f in tie} == {"on every host: # --master-addr ADDRESS (of rank 0's host)"}
+    by_endpoint = view("10.0.0.1", "10.0.0.9")
+    sources = dict.fromkeys(("master_addr", "master_port"), "--rdzv-endpoint")
+    for rank in by_endpoint.ranks:
+        by_endpoint = change_rank(by_endpoint, rank.seat, launch={"sources": sources})
+    for f in judged(by_endpoint):
+        assert "# --rdzv-endpoint ADDRESS:29500" in f.fix
+        assert "MASTER_ADDR" not in f.fix
 
 
 def test_several_addresses_of_the_master_are_all_the_master():
