@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 from nccl_doctor import registry
@@ -12,6 +17,7 @@ from nccl_doctor.gather.sign_in import SignIn
 from nccl_doctor.model.launch import Launch
 from tests.support.clusters import make_cluster
 
+ROOT = Path(__file__).resolve().parents[2]
 THREE = ("nd0", "nd1", "nd2")
 
 
@@ -85,3 +91,36 @@ def test_only_checks_that_observe_alone_look_again() -> None:
     again = [check for check in registry.load().checks if check.looks_again]
     assert [check.name for check in again] == ["uplink", "master_firewall"]
     assert not any(check.together for check in again)
+
+
+STOPPED_MEANWHILE = """
+import json
+from dataclasses import replace
+from nccl_doctor.api import Finding, Where
+from nccl_doctor.gather.participant import Participant
+from nccl_doctor.model.kinds import COORDINATOR_LOST
+from nccl_doctor.model.launch import Launch
+from tests.unit.test_start_time import run
+
+said = []
+one = replace(run(60.0), launch=Launch(rank=1, world_size=2, local_rank=0), backend="gloo")
+participant = Participant(one, lambda result: said.append(result.report) or 3)
+participant._lost = [Finding(COORDINATOR_LOST, "lost", Where(links=(("nd1", "nd0"),)))]
+participant._last_words("the deadline has passed")
+participant._watchdog.stand_down()
+print(json.dumps({each.code: each.explained_by for each in said[0].findings}))
+"""
+
+
+def test_who_is_stopped_while_it_looks_again_still_says_whom_it_lost() -> None:
+    """In a process of its own: a participant takes the signals."""
+    ended = subprocess.run(
+        [sys.executable, "-c", STOPPED_MEANWHILE],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    found = {"coordinator-lost": None, "run-interrupted": "coordinator-lost"}
+    assert json.loads(ended.stdout) == found
