@@ -409,9 +409,9 @@ def _unanswered(seen: _Seen) -> Finding:
             confidence=Confidence.CERTAIN,
         )
     if outcome == "refused":
-        said = f"the job there: its endpoint is {seen.master}:{port}"
-        said = said if seen.endpoint else f"rank 0 there with MASTER_PORT={port}"
-        start = f"start {said}, or open the port"
+        start = f"start rank 0 there with MASTER_PORT={port}, or open the port"
+        if seen.endpoint:
+            start = f"start the job there: its endpoint is {seen.master}:{port}, or open the port"
         fix = Fix(seen.look, alternatives=[start])
         return seen.finding(PORT_REFUSED, f"{at} refuses connections", seen.link, fix)
     if outcome == "rejected" or (outcome == "turned-back" and seen.other_port_answers):

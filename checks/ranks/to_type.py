@@ -64,7 +64,7 @@ def on_absent(cluster: Cluster, absent: Mapping[int, str], launch: Launch) -> st
     if endpoint_of(launch):
         options = "--nnodes={} --rdzv-backend=c10d --rdzv-endpoint={}:{:number}"
         line = shell(options, nnodes, master, port)
-        tried = shell("nccl-doctor run -- torchrun {} --no-python true", line)
+        tried = shell("nccl-doctor run -- torchrun {} --no-python hostname", line)
         note = "if nothing runs there: the job, in this way, with the same run id"
         start = Fix(Step(shell("# torchrun {}", line), note=note))
         return Fix(look(tried, why, on=On.HERE), alternatives=[start])

@@ -152,7 +152,7 @@ def test_a_store_is_recognised_by_an_answer_that_comes_late(late_s: float):
 def _answers_ping(sock: socket.socket, late_s: float) -> None:
     """As a TCPStore does: what follows the validation and the query comes back."""
     asked = sock.recv(64)
-    time.sleep(late_s)
+    time.sleep(late_s)  # the time that an answer takes is what is tested
     sock.sendall(asked[6:10])
 
 

@@ -141,7 +141,7 @@ class TestAbsent:
             cluster = change_rank(cluster, rank.seat, launch={"sources": sources})
         fix = only(cluster, "host-absent", ranks=[2, 3], nodes=[1]).fix
         line = "torchrun --nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=nd0:29500"
-        assert fix.steps[0].command == f"nccl-doctor run -- {line} --no-python true"
+        assert fix.steps[0].command == f"nccl-doctor run -- {line} --no-python hostname"
         assert f"# {line}" in fix
         assert "node-rank" not in fix
 
