@@ -207,6 +207,11 @@ def test_an_elastic_range_needs_its_fewest_hosts():
         ("torchrun --standalone --rdzv_endpoint h:1 t.py", "--rdzv_endpoint is not used"),
         ("torchrun --nproc_per_node xpu t.py", "xpu"),
         ("torchrun --new-thing=on t.py", "--new-thing is not known"),
+        ("torchrun --new-thing prog --nnodes 2", "'prog' is taken for the script"),
+        ("torchrun -n 4 t.py", "'4' is taken for its value; write -n=4 if it is the value"),
+        ("torchrun --new-thing t.py -x 1", "--new-thing is not known here; it is ignored"),
+        ("torchrun --no-python --new-thing prog --in a", "'prog' is taken for the script"),
+        ("torchrun --new-thing 3", "'3' is taken for the script"),
         ("uv run torchrun t.py", "uv run nccl-doctor run -- torchrun"),
         ("torchrun --nnodes 2 --rdzv_backend etcd-v2 --rdzv_endpoint e:2379 t.py", "etcd-v2 at e"),
         (
@@ -220,6 +225,28 @@ def test_what_the_user_should_know(line: str, words: str):
     found = job(line)
     assert said(found, words)
     assert len(found.notes) == 1
+
+
+@each_row(
+    "line",
+    [
+        "torchrun --new-thing 3 --nnodes 2 --node-rank 1 --master-addr a t.py --lr 1",
+        "torchrun --nnodes 2 --new-thing 3 --node-rank 1 --master-addr a t.py",
+        "torchrun --nnodes 2 --node-rank 1 --master-addr a --new-thing 3 t.py",
+        "torchrun --nnodes 2 --node-rank 1 --master-addr a --new-thing t.py",
+        "torchrun --new-thing 3 --other-thing=x --third 4 --nnodes 2 --node-rank 1 "
+        "--master-addr a -m pkg",
+        "torchrun --nnodes 2 --tee 3 --log-line-prefix-template 'h${hostname}r${rank}: ' "
+        "--print-completion --node-rank 1 --master-addr a t.py",
+    ],
+)
+def test_a_flag_of_another_release_hides_nothing(line: str):
+    found = job(line)
+    assert (found.nnodes, found.node_rank, found.master_addr) == (2, 1, "a")
+
+
+def test_the_programs_true_and_false():
+    assert job("torchrun --nproc-per-node 2 --no-python true").notes == ()
 
 
 def test_nothing_to_say_about_a_plain_line():
@@ -267,8 +294,6 @@ REFUSED = [
     ("torchrun --rdzv c10d t.py", "ambiguous option: --rdzv"),
     ("torchrun --nprocs_per_node=gpu t.py", 'did you mean "--nproc_per_node"?'),
     ("torchrun --nnodes=2 --rdzc_backend=c10d t.py", 'did you mean "--rdzv_backend"?'),
-    ("torchrun --new-thing 3 t.py", "write --new-thing=3"),
-    ("torchrun -n 4 t.py", "write -n=4"),
     ("torchrun --standalone true t.py", "--standalone takes no value"),
     ("env A=1", "no program after env"),
     ("env -S 'a \"b' torchrun", "No closing quotation"),

@@ -9,6 +9,7 @@ import io
 import os
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.launch.command_line import accelerate, accelerate_config, deepspeed, torchrun
 from nccl_doctor.launch.command_line.flags import FlagTable, read_flags
+from nccl_doctor.launch.command_line.installed import installed_flags
 from nccl_doctor.launch.command_line.job_line import JobLineError, Said
 from nccl_doctor.launch.command_line.reader import read
 from nccl_doctor.launch.ssh import hostfile
@@ -43,55 +45,100 @@ def parser_inside(parse_args: Callable[[list[str]], object]) -> argparse.Argumen
     return found[0]
 
 
-def flags_of(parser: argparse.ArgumentParser, takes_value: bool) -> set[str]:
+def installed(table: FlagTable) -> dict[str, bool]:
+    """Every spelling of a flag of the installed launcher, and whether it takes a value."""
+    found = installed_flags(table.parser)
+    if not found:
+        pytest.skip(f"{table.parser} is not installed")
     return {
-        name
-        for action in parser._actions
-        for name in action.option_strings
-        if (action.nargs != 0) == takes_value and action.dest != "help"
+        name: takes_value
+        for spellings, takes_value in found.items()
+        for name in spellings.split("/")
     }
 
 
-def known(table: FlagTable, takes_value: bool) -> set[str]:
-    return {name for names in table.flags(takes_value).values() for name in names}
+def known(table: FlagTable) -> dict[str, bool]:
+    return {
+        name: takes_value
+        for takes_value in (True, False)
+        for names in table.flags(takes_value).values()
+        for name in names
+    }
 
 
-@pytest.fixture(scope="module")
-def of_deepspeed() -> argparse.ArgumentParser:
-    runner = pytest.importorskip("deepspeed.launcher.runner")
-    return parser_inside(runner.parse_args)
+OF_OTHER_RELEASES = {  # flag that this release has not → releases that have it
+    torchrun.FLAGS: {
+        "--numa_binding": "torch 2.8",
+        "--duplicate_stdout_filters": "torch 2.10",
+        "--duplicate_stderr_filters": "torch 2.10",
+        "--signals_to_handle": "torch 2.9",
+        "--shutdown_timeout": "torch 2.11",
+        "--virtual_local_rank": "torch 2.9",
+        "--log_line_prefix_template": "torch 2.15",
+        "--print_completion": "torch 2.15",
+    },
+    deepspeed.FLAGS: dict.fromkeys(
+        ("--elastic_training", "--min_elastic_nodes", "--max_elastic_nodes"),
+        "DeepSpeed 0.7 to 0.18",
+    ),
+}
 
 
-def test_every_flag_of_torchrun():
-    parser = run.get_args_parser()
-    old = parser_inside(launch.parse_args)
-    for takes_value in (True, False):
-        assert known(torchrun.FLAGS, takes_value) == flags_of(parser, takes_value)
-        assert known(torchrun.LAUNCH_FLAGS, takes_value) == flags_of(old, takes_value)
+@pytest.mark.parametrize("table", OF_OTHER_RELEASES, ids=lambda table: table.parser)
+def test_every_flag(table: FlagTable):
+    theirs, ours = installed(table), known(table)
+    assert theirs.items() <= ours.items()
+    spare = {name.replace("-", "_").replace("__", "--", 1) for name in ours.keys() - theirs.keys()}
+    assert spare <= OF_OTHER_RELEASES[table].keys()
 
 
-def test_every_flag_of_deepspeed(of_deepspeed: argparse.ArgumentParser):
-    for takes_value in (True, False):
-        assert known(deepspeed.FLAGS, takes_value) == flags_of(of_deepspeed, takes_value)
+def test_the_older_launcher_of_torch_has_one_flag_more():
+    spellings = {
+        name for each in parser_inside(launch.parse_args)._actions for name in each.option_strings
+    }
+    assert spellings - {"-h", "--help"} - known(torchrun.LAUNCH_FLAGS).keys() == set()
+    assert {"--use_env", "--use-env"} <= spellings
+
+
+def test_every_flag_of_accelerate():
+    theirs, ours = installed(accelerate.FLAGS), known(accelerate.FLAGS)
+    assert {
+        name: takes_value
+        for name, takes_value in theirs.items()
+        if name not in ours
+        and not (takes_value and name[2:].replace("-", "_").startswith(accelerate.FLAGS.families))
+    } == {}
+    assert theirs.keys().isdisjoint(
+        name for name in theirs.keys() & ours.keys() if theirs[name] != ours[name]
+    )
+
+
+def test_a_flag_that_no_table_has_is_one_of_the_installed_launcher():
+    lacks = replace(
+        torchrun.FLAGS,
+        values=torchrun.FLAGS.values.replace("--log_dir", ""),
+        switches="--standalone",
+    )
+    words = ["--log-dir", "x", "--run-path", "--nnodes", "2", "t.py", "--log-dir", "y"]
+    found = read_flags(lacks, words)
+    said = {name: said.text for name, said in found.flags.items()}
+    assert said == {"log_dir": "x", "run_path": "", "nnodes": "2"}
+    assert found.script == "t.py"
+    assert found.notes == (
+        "--log-dir is not known here; it is ignored",
+        "--run-path is not known here; it is ignored",
+    )
+
+
+@each_row("parser", ["", "no_such_module:main", "json:no_such_function", "json:dumps", "os:abort"])
+def test_a_launcher_that_cannot_be_asked_has_no_flags(parser: str):
+    assert installed_flags(parser) == {}
 
 
 @pytest.fixture(scope="module")
 def accelerates() -> argparse.ArgumentParser:
     commands = pytest.importorskip("accelerate.commands.launch")
     return commands.launch_command_parser()
-
-
-def test_every_flag_of_accelerate(accelerates: argparse.ArgumentParser):
-    parser = accelerates
-    ours = known(accelerate.FLAGS, True), known(accelerate.FLAGS, False)
-    of_a_family = {
-        name
-        for name in flags_of(parser, True)
-        if name[2:].replace("-", "_").startswith(accelerate.FLAGS.families)
-    }
-    assert flags_of(parser, True) - of_a_family <= ours[0]
-    assert flags_of(parser, False) <= ours[1]
-    assert not flags_of(parser, True) & ours[1]
 
 
 # --- the configuration of accelerate, key by key ---
@@ -310,7 +357,7 @@ def test_a_rendezvous_conf_is_read_as_torch_reads_it(conf: str):
 
 
 @each_row("text", [*OF_DEEPSPEED, "nd0\tslots=1\n\n #x\n"])
-def test_a_hostfile_is_read_as_deepspeed_reads_it(text: str, of_deepspeed: object):
+def test_a_hostfile_is_read_as_deepspeed_reads_it(text: str):
     runner = pytest.importorskip("deepspeed.launcher.runner")
     try:
         entries = hostfile.parse(text, "hosts", of_deepspeed=True)

@@ -42,6 +42,7 @@ FLAGS = FlagTable(
         --debug --dynamo_use_fullgraph --dynamo_use_dynamic --dynamo_use_regional_compilation
         --fp8_use_autocast_during_eval
     """,
+    parser="accelerate.commands.launch:launch_command_parser",
     families=(
         *("deepspeed_", "dynamo_", "fp8_", "fsdp_", "megatron_lm_", "mpirun_", "offload_"),
         "parallelism_config_",

@@ -1,7 +1,7 @@
 """The `deepspeed` command: its flags, and the hosts of a hostfile that they select.
 
 The rules are those of deepspeed/launcher/runner.py; a test holds the flags against the installed
-one.
+one. Those of elastic training were there from 0.7 on, and are gone in 0.19.8.
 """
 
 from __future__ import annotations
@@ -31,19 +31,15 @@ FLAGS = FlagTable(
         -H/--hostfile -i/--include -e/--exclude --num_nodes --num_gpus/--num_accelerators
         --master_port --master_addr --node_rank --launcher --launcher_args --enable_each_rank_log
         --autotuning --bind_core_list --ssh_port --venv_script --log_level
+        --min_elastic_nodes --max_elastic_nodes
     """,
     switches="""
         --module --no_python --no_local_rank --no_ssh --no_ssh_check --force_multi --save_pid
-        --bind_cores_to_rank -q/--quiet
+        --bind_cores_to_rank -q/--quiet --elastic_training
     """,
+    parser="deepspeed.launcher.runner:parse_args",
     dashes=False,
 )
-OLDER = FlagTable(
-    f"{FLAGS.values} --min_elastic_nodes --max_elastic_nodes",
-    f"{FLAGS.switches} --elastic_training",
-    dashes=False,
-)
-"""With those of elastic training, which DeepSpeed had from 0.7 on and 0.19.8 has no more."""
 
 HOSTFILE = "/job/hostfile"
 """Default hostfile, read if it exists."""
@@ -59,7 +55,7 @@ def read(words: Sequence[str], cwd: Path) -> JobLine:
     Raises:
         JobLineError: deepspeed would refuse the line, or would leave out hosts in silence.
     """
-    given = read_flags(OLDER, words)
+    given = read_flags(FLAGS, words)
     return resolve("deepspeed", given.flags, cwd, given.notes)
 
 

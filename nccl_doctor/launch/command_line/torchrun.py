@@ -1,7 +1,7 @@
 """torchrun, `python -m torch.distributed.run` and `.launch`: how they read their flags.
 
-The rules are those of torch/distributed/run.py and of the rendezvous back ends that it chooses; a
-test holds the flags against the installed torch.
+The rules are those of torch/distributed/run.py and of the rendezvous back ends that it chooses,
+2.4 to 2.15; a test holds the flags against the installed torch.
 """
 
 from __future__ import annotations
@@ -30,10 +30,14 @@ FLAGS = FlagTable(
         -r/--redirects -t/--tee --local_ranks_filter --duplicate_stdout_filters
         --duplicate_stderr_filters --node_rank --master_addr --master_port --local_addr
         --logs_specs --numa_binding --signals_to_handle --shutdown_timeout
+        --log_line_prefix_template
     """,
-    switches="--standalone -m/--module --no_python --run_path --virtual_local_rank",
+    switches="""
+        --standalone -m/--module --no_python --run_path --virtual_local_rank --print_completion
+    """,
+    parser="torch.distributed.run:get_args_parser",
 )
-LAUNCH_FLAGS = FlagTable(FLAGS.values, f"{FLAGS.switches} --use_env")
+LAUNCH_FLAGS = FLAGS.with_more({"--use_env": False})
 """`torch.distributed.launch` has one more."""
 
 PORT = 29500
