@@ -26,10 +26,11 @@ from nccl_doctor.toolkit.tables import read_table
 
 FILES = ("inspector", "nccl", "torch", "gloo", "ucx", "others")
 """Names of the files; of two with a prefix of a name, the first counts."""
-KINDS = ("int", "bool", "flag", "enum", "words", "names", "list", "path", "url", "text")
+KINDS = ("int", "float", "bool", "flag", "enum", "words", "names", "list", "path", "url", "text")
 """How a value is read. `bool` is 0 or 1 for NCCL and any yes-or-no word for torch, `flag` is 1 or
-anything else, `enum` one word, `words` a list of allowed words, `names` a list of interfaces or
-devices, `list` any other list. The value of a `url` is never recorded."""
+anything else, `float` a number as Python reads it, `enum` one word, `words` a list of allowed
+words, `names` a list of interfaces or devices, `list` any other list. The value of a `url` is never
+recorded."""
 AUTO = "auto"
 """A default that is decided at run time."""
 

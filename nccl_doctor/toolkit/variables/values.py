@@ -64,6 +64,13 @@ def number_of(variable: Variable, text: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def _float(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def canonical(variable: Variable, text: str | None) -> str | None:
     """A form that is equal for texts of equal meaning; None if not set and without a default.
 
@@ -76,6 +83,8 @@ def canonical(variable: Variable, text: str | None) -> str | None:
     number = number_of(variable, text)
     if number is not None:
         return str(number)
+    if variable.kind == "float" and (seconds := _float(text)) is not None:
+        return str(seconds)
     if variable.kind == "flag":
         return "1" if text.lower() in _ON else "0"
     if variable.kind in ("enum", "words") and not variable.cased:
@@ -96,6 +105,8 @@ def misread(variable: Variable, text: str) -> Misread | None:
         return Misread("has quotes that are part of the value", variable.raises, meant)
     if variable.kind in ("int", "bool"):
         return _bad_number(variable, text)
+    if variable.kind == "float" and _float(text) is None:
+        return Misread("is not a number", variable.raises)
     if variable.kind == "enum":
         return _bad_word(variable, text)
     if variable.kind == "words":
