@@ -1,4 +1,4 @@
-"""Finding on hosts that the command of the job names and that were not examined. Pure."""
+"""Finding on hosts that the job has and that were not examined. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,32 @@ from nccl_doctor.model.job import TAKE_A_COMMAND, UnreadHosts
 from nccl_doctor.model.kinds import HOSTS_NOT_EXAMINED
 
 _NOTE = "in the line of nccl-doctor, on each host of the job"
+_BY_VARIABLES = {
+    "SKYPILOT_NUM_NODES": shell(
+        "# --nnodes $SKYPILOT_NUM_NODES --node-rank $SKYPILOT_NODE_RANK "
+        '--master-addr "$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'
+    ),
+    "DSTACK_NODES_NUM": shell(
+        "# --nnodes $DSTACK_NODES_NUM --node-rank $DSTACK_NODE_RANK "
+        "--master-addr $DSTACK_MASTER_NODE_IP"
+    ),
+    "LWS_GROUP_SIZE": shell(
+        "# --nnodes $LWS_GROUP_SIZE --node-rank $LWS_WORKER_INDEX --master-addr $LWS_LEADER_ADDRESS"
+    ),
+    "AWS_BATCH_JOB_NUM_NODES": shell(  # the main node alone has no address of the main node
+        "# --nnodes $AWS_BATCH_JOB_NUM_NODES --node-rank $AWS_BATCH_JOB_NODE_INDEX "
+        '--master-addr "${{AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS:-$(hostname -I | '
+        "cut -d ' ' -f 1)}}\""
+    ),
+}
+"""Variable of a scheduler that starts a process on each host → the options that follow."""
+_FILES = {
+    **{name: name for name in ("PBS_NODEFILE", "OAR_NODEFILE", "PE_HOSTFILE")},
+    "LSB_MCPU_HOSTS": "LSB_DJOB_HOSTFILE",
+}
+"""Variable of a scheduler that starts a script on the first → the one that names its file of hosts,
+of which the first word of a line counts."""
+_BY_SSH = "on this host: it starts the others by ssh"
 _ALONE = Fix(Step(shell("# --nnodes 1"), note="if the job has this host only"))
 
 
@@ -23,9 +49,18 @@ def unread_hosts(unread: UnreadHosts) -> Iterator[Finding]:
         unread.nnodes or "NUMBER",
         unread.master_addr or "ADDRESS",
     )
-    step = Step(options, On.EVERY, note=_NOTE)
+    step = Step(_BY_VARIABLES.get(unread.variable, options), On.EVERY, note=_NOTE)
     by_hand, fix = Fix(step), Fix(step, alternatives=[_ALONE])
-    if unread.starter in TAKE_A_COMMAND:
+    if unread.variable in _FILES:
+        names = shell(
+            "awk '!seen[$1]++ {{print $1}}' \"${:variable}\" > hosts", _FILES[unread.variable]
+        )
+        line = shell("# nccl-doctor run --hostfile hosts --nproc-per-node NUMBER")
+        fix = Fix(Step(names), Step(line, note=_BY_SSH), alternatives=[by_hand, _ALONE])
+    elif unread.variable == "SLURM_JOB_NUM_NODES":
+        line = shell("# srun nccl-doctor run")
+        fix = Fix(Step(line, note="with the options of the job's srun"), alternatives=[_ALONE])
+    elif unread.starter in TAKE_A_COMMAND:
         line = shell("# {:name} nccl-doctor run -- COMMAND", unread.starter)
         note = f"with the options of {unread.starter} as they are"
         fix = Fix(Step(line, note=note), alternatives=[_ALONE])

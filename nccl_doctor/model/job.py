@@ -33,10 +33,12 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class UnreadHosts:
-    """Other hosts that the command of the job names, where it could not be read who they are.
+    """Other hosts that the job has, by its command or by variables of its scheduler, where it could
+    not be read who they are.
 
     `said` is what says so, in words; empty: nothing does. `starter` is the program if it starts
-    tasks (srun, mpirun). The rest is what the line tells of the options of `run`; empty: nothing.
+    tasks (srun, mpirun); `variable` the one of a scheduler. The rest is what the line tells of the
+    options of `run`; empty: nothing.
     """
 
     said: str = ""
@@ -44,6 +46,7 @@ class UnreadHosts:
     nnodes: str = ""
     master_addr: str = ""
     hostfile: str = ""
+    variable: str = ""
 
 
 T = TypeVar("T", Rendezvous, UnreadHosts)

@@ -172,10 +172,11 @@ MERGE_DOUBTFUL = Kind(
 HOSTS_NOT_EXAMINED = Kind(
     code="hosts-not-examined",
     layer=Layer.LAUNCH,
-    title="The command of the job names other hosts, and only this one was examined",
-    why="Which hosts take part is read from the lines of torchrun, accelerate, deepspeed and some "
-    "others, but not from this one. What is wrong on another host, or between the hosts, was not "
-    "looked for, so PASS is not possible. The job is started all the same, except with --strict.",
+    title="The job has other hosts, and only this one was examined",
+    why="The command names other hosts, or the scheduler has allocated several. Which of them take "
+    "part is read from the lines of torchrun, accelerate, deepspeed and some others, but not from "
+    "this one. What is wrong on another host, or between the hosts, was not looked for, so PASS is "
+    "not possible. The job is started all the same, except with --strict.",
     fix=Fix(
         Step(
             shell("# --nnodes NUMBER --node-rank NUMBER --master-addr ADDRESS"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePath
 
+from nccl_doctor.launch.allocation import other_hosts
 from nccl_doctor.launch.command_line.wrappers import SHELLS
 from nccl_doctor.model.job import UnreadHosts
 
@@ -26,9 +27,8 @@ _ADDRESSES = frozenset(
 """The last is vLLM's: its hosts of data parallelism are not counted."""
 _FILES = frozenset(("hostfile", "host-file", "hosts-file", "machinefile", "machine-file"))
 _LISTS = frozenset(("H", "hosts", "host-list", "hostlist", "nodelist"))
-_SIZES = ("NNODES", "NUM_NODES", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "LWS_GROUP_SIZE")
-"""Variables in which scripts and platforms have the number of hosts: SkyPilot, dstack and
-LeaderWorkerSet."""
+_SIZES = ("NNODES", "NUM_NODES")
+"""Variables in which scripts have the number of hosts."""
 _OF_SLURM = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 _HERE = ("", "localhost", "ip6-localhost")
 
@@ -87,7 +87,7 @@ def several_hosts(words: Sequence[str], environ: Mapping[str, str]) -> UnreadHos
             if variable in environ and not found.counted:
                 found.count(environ[variable], f"{variable}={environ[variable][:9]}")
     if found.one or not (found.said or starter.elsewhere):
-        return UnreadHosts()
+        return UnreadHosts() if found.counted else other_hosts(environ, command=True)
     said = f"the command says {found.said}" if found.said else f"{name} starts tasks elsewhere"
     return UnreadHosts(
         said=said,

@@ -1,0 +1,98 @@
+"""The other hosts of an allocation, by the variables of a scheduler that numbers no ranks.
+
+Such a scheduler starts one process on the first host, or one on each, and leaves the rest to its
+script. Who examines that host alone has not examined the job.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+from nccl_doctor.launch.launchers import number
+from nccl_doctor.model.job import UnreadHosts
+from nccl_doctor.toolkit import files
+
+_MOST = 1 << 20
+"""Bytes of a file of hosts: that of ten thousand hosts with 8 slots each."""
+
+
+def _count(text: str, _: Mapping[str, str]) -> int:
+    return number(text) or 0
+
+
+def _of_condor(text: str, environ: Mapping[str, str]) -> int:
+    """Processes of a job of the parallel universe; elsewhere sites put CPUs into that variable."""
+    return number(text) or 0 if "_CONDOR_PROCNO" in environ else 0
+
+
+def _of_batch_script(text: str, environ: Mapping[str, str]) -> int:
+    """Hosts of a Slurm job; inside a step, the step is what counts."""
+    in_step = "SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ
+    return 0 if in_step else number(text) or 0
+
+
+def _at_least(text: str, _: Mapping[str, str]) -> int:
+    """Pods of an indexed Job, of which a pod knows its own index only."""
+    return (number(text) or 0) + 1
+
+
+def _in_json(text: str, _: Mapping[str, str]) -> int:
+    try:
+        hosts = json.loads(text)
+    except (ValueError, RecursionError):
+        return 0
+    return len(hosts) if isinstance(hosts, list) else 0
+
+
+def _pairs(text: str, _: Mapping[str, str]) -> int:
+    """Hosts of `a1 8 a2 8`; the host of the batch script is there with one slot, on some sites."""
+    return len(set(text.split()[::2]))
+
+
+def _in_file(text: str, _: Mapping[str, str]) -> int:
+    """Different first words of the lines: a host for each, or a line for each of its slots."""
+    try:
+        lines = files.read(text, _MOST).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return 0
+    return len({words[0] for line in lines if (words := line.split())})
+
+
+_Reader = Callable[[str, Mapping[str, str]], int]
+_ON_EACH: Mapping[str, _Reader] = {  # the process is started on each host
+    "SKYPILOT_NUM_NODES": _count,  # docs.skypilot.co, distributed jobs
+    "DSTACK_NODES_NUM": _count,  # dstack, runner/internal/executor
+    "LWS_GROUP_SIZE": _count,  # lws.sigs.k8s.io, environment variables
+    "AWS_BATCH_JOB_NUM_NODES": _count,  # AWS Batch, multi-node parallel jobs
+    "SM_HOSTS": _in_json,  # sagemaker-training-toolkit, ENVIRONMENT_VARIABLES.md
+    "_CONDOR_NPROCS": _of_condor,  # HTCondor, parallel universe
+    "JOB_COMPLETION_INDEX": _at_least,  # Kubernetes, Job with completionMode Indexed
+}
+_ON_THE_FIRST: Mapping[str, _Reader] = {  # a script on one host starts the others
+    "PBS_NODEFILE": _in_file,
+    "OAR_NODEFILE": _in_file,
+    "PE_HOSTFILE": _in_file,  # Grid Engine: NAME SLOTS QUEUE RANGE
+    "LSB_MCPU_HOSTS": _pairs,  # LSF
+    "SLURM_JOB_NUM_NODES": _of_batch_script,
+}
+
+
+def other_hosts(environ: Mapping[str, str], *, command: bool) -> UnreadHosts:
+    """Say by which variable an allocation has several hosts; empty if none does.
+
+    Args:
+        environ: of this process.
+        command: a command of the job is known, which no launcher starts: where its scheduler starts
+            it on each host, it may find the others by itself; elsewhere it stays on this host.
+    """
+    for variable, reader in (_ON_EACH if command else {**_ON_EACH, **_ON_THE_FIRST}).items():
+        text = environ.get(variable, "")
+        count = reader(text, environ) if text else 0
+        if count > 1:
+            if reader is _at_least:
+                return UnreadHosts(f"{variable}={count - 1}", variable=variable)
+            return UnreadHosts(
+                f"{variable} has {count} hosts", nnodes=str(count), variable=variable
+            )
+    return UnreadHosts()
