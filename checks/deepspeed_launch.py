@@ -50,10 +50,11 @@ from nccl_doctor.api import (
     shell,
 )
 from nccl_doctor.toolkit.programs import installed
+from nccl_doctor.toolkit.relaunch import STARTERS
 
 NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """The variables that DeepSpeed reads; torch does not need LOCAL_RANK."""
-LEAVE_OUT = ("srun", "mpirun", "mpi", "env")
+LEAVE_OUT = (*STARTERS, "submitit", "env")
 """Launchers that do not set all of them; our own launcher sets them later."""
 _SET = {
     "RANK": shell("RANK=$SLURM_PROCID"),

@@ -66,6 +66,7 @@ from nccl_doctor.toolkit.advice import fix_of
 from nccl_doctor.toolkit.gpu.devices import see_other_gpus
 from nccl_doctor.toolkit.hosts import MASTER_NOT_SET, everybody_came_in
 from nccl_doctor.toolkit.programs import installed
+from nccl_doctor.toolkit.relaunch import STARTERS
 from nccl_doctor.toolkit.slurm import slurm_hosts
 from nccl_doctor.toolkit.versions import disagreement
 
@@ -183,8 +184,6 @@ BACKEND = Kind(
     ),
 )
 _ADDRESS_OF_0 = "before the launch; ADDRESS is that of rank 0's host"
-_OF_TASKS = {"srun": "srun", "mpirun": "mpirun", "mpi": "mpiexec"}
-"""Launchers whose tasks may be ranks → the program that starts them."""
 _ELASTIC = ("torchrun", "accelerate", "nccl-doctor")
 """Launchers whose run id separates jobs; our own launcher has that of the torchrun it replaces."""
 
@@ -344,7 +343,7 @@ def _better_place(cluster: Cluster) -> Mapping[str, str]:
 def _without_rank(cluster: Cluster) -> Iterator[Finding]:
     """A note on tasks whose rank is known from variables that torch does not read."""
     launches = [rank.launch for rank in cluster.present if rank.launch is not None]
-    launch = next((each for each in launches if each.launcher in _OF_TASKS), None)
+    launch = next((each for each in launches if each.launcher in STARTERS), None)
     if launch is None:
         return
     names = {"rank": "RANK", "local_rank": "LOCAL_RANK", "world_size": "WORLD_SIZE"}
@@ -363,13 +362,13 @@ def _without_rank(cluster: Cluster) -> Iterator[Finding]:
             if not everybody_came_in(cluster):
                 value = _better_place(cluster).get(name.upper(), value)
             needed.append(shell("{:variable}={:plain}", name.upper(), value))
-    starter = _OF_TASKS[launch.launcher]
+    starter = STARTERS[launch.launcher]
     yield Finding(
         NO_RANK,
         f"{starter} sets {', '.join(theirs.values())}, and not {', '.join(theirs)}",
         fix=Fix(
             Step(
-                shell("# {:name} bash -c '{} exec COMMAND'", starter, needed),
+                shell("# {:plain} bash -c '{} exec COMMAND'", starter, needed),
                 On.EVERY,
                 note=f"COMMAND is the job, {starter} has its options",
             )

@@ -35,6 +35,9 @@ _RANKS = {
     "srun": "# --ntasks-per-node={}",
     "mpirun": "# --map-by ppr:{}:node",
     "mpi": "# -ppn {}",
+    "pals": "# --ppn {}",
+    "flux": "# --tasks-per-node={}",
+    "jsrun": "# --tasks_per_rs {}",
     "deepspeed": "# --num_gpus {}",
     "accelerate": "# --num_processes {}",  # of all hosts
 }

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from nccl_doctor.api import Confidence, Fix, Severity, Step, Where, export, place_of, shell
 from nccl_doctor.toolkit.hosts import sides_in_words
+from nccl_doctor.toolkit.relaunch import PASS_ON
 from nccl_doctor.toolkit.variables.table import Variable, table
 from nccl_doctor.toolkit.variables.values import canonical
 from nccl_doctor.toolkit.versions import Difference, differences
@@ -175,7 +176,7 @@ def _not_forwarded(seen: Seen, names: Sequence[str]) -> str:
     here = [view for rank, view in seen.values() if rank.host is first]
     there = [view for rank, view in seen.values() if rank.host is not first]
     launcher = here[0].launcher if here else ""
-    if not there or launcher in ("srun", "mpirun", "mpi", "kubeflow", "ray"):
+    if not there or launcher in PASS_ON:
         return ""
     if any(n.startswith(FORWARDED) or table().variables[n].is_aid for n in names):
         return ""  # it is passed on, or is better removed

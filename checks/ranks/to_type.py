@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from nccl_doctor.api import Cluster, Command, Fix, Launch, On, Rank, Step, look, number_range, shell
-from nccl_doctor.toolkit.relaunch import BY_OPTIONS, endpoint_of, start_with
+from nccl_doctor.toolkit.relaunch import BY_NODE_RANK, endpoint_of, start_with
 
-_BY_NODE_RANK = (*BY_OPTIONS, "kubeflow")
 _FEW = 4
 """Hosts that get a line each."""
 
@@ -23,7 +22,7 @@ def own_numbers(cluster: Cluster, hosts: Sequence[Sequence[Rank]]) -> str:
     launch = firsts[0].launch or Launch()
     kept = next((r for r in firsts if _is_at(r, launch.master_addr)), firsts[0])
     others = [rank for rank in firsts if rank is not kept]
-    if launch.launcher not in _BY_NODE_RANK or not len(others) <= min(len(free), _FEW):
+    if launch.launcher not in BY_NODE_RANK or not len(others) <= min(len(free), _FEW):
         last = max(cluster.nnodes, 2) - 1
         return f"give each of them its own node rank, 0 to {last}, or its own RANK for each process"
     return Fix(
@@ -42,7 +41,7 @@ def _is_at(rank: Rank, address: str | None) -> bool:
 def same_number(cluster: Cluster, hosts: Sequence[str], number: int | None) -> str:
     """The fix for hosts that expect another number of hosts than most; empty if none is known."""
     firsts = [r for h in cluster.present_hosts if h.label in hosts and (r := cluster.first_on(h))]
-    by_option = all((rank.launch or Launch()).launcher in _BY_NODE_RANK for rank in firsts)
+    by_option = all((rank.launch or Launch()).launcher in BY_NODE_RANK for rank in firsts)
     if number is None or not firsts or not by_option:
         return ""
     return Fix(*start_with(firsts, "nnodes", number))

@@ -163,7 +163,7 @@ def hold(
         box.put(over, True)
     if outcome.status is not OutcomeStatus.OK:
         say_left(box, below, run.seat)  # nobody is to wait for what it would have said
-    if stopped and outcome.status is OutcomeStatus.HUNG:
+    if stopped and outcome.status in (OutcomeStatus.HUNG, OutcomeStatus.UNTESTED):
         # It waited for a peer that is no more, and not as long as it may.
         return Outcome(
             OutcomeStatus.UNTESTED,

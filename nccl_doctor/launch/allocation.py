@@ -33,7 +33,7 @@ def _of_batch_script(text: str, environ: Mapping[str, str]) -> int:
 
 
 def _at_least(text: str, _: Mapping[str, str]) -> int:
-    """Pods of an indexed Job, of which a pod knows its own index only."""
+    """Least number of pods of an indexed Job: a pod knows its own index, and not how many."""
     return (number(text) or 0) + 1
 
 

@@ -17,6 +17,7 @@ from nccl_doctor.launch.launchers import (
     LAUNCHERS,
     MASTER_ADDR_LINES,
     OPEN_MPI,
+    PRTERUN,
     SRUN,
     TORCH,
     TORCHRUN_WORDS,
@@ -27,6 +28,7 @@ from nccl_doctor.launch.launchers import (
 )
 from nccl_doctor.model.launch import DERIVED, Launch, LaunchProblem
 from nccl_doctor.model.limits import MAX_RANKS
+from nccl_doctor.toolkit.relaunch import STARTERS
 
 _NUMBERS = {  # field: lowest and highest sensible value
     "rank": (0, MAX_RANKS),
@@ -73,6 +75,8 @@ def _started_us(launcher: Launcher, environ: Mapping[str, str]) -> bool:
         return launcher.is_marked(environ)
     world = number(environ.get("WORLD_SIZE", ""))
     size = launcher.own_number(environ, "world_size")
+    if launcher is PRTERUN and world is None:
+        return True  # how many tasks there are is told by nobody
     if "RANK" in environ and world is not None and size is not None and world > size:
         return False  # the tasks are per-host scripts, which then numbered their own ranks
     return (size or world or 1) > 1
@@ -167,7 +171,7 @@ class _Reading:
         self._compare_sizes()
 
     def _rivals(self, name: str) -> tuple[str, ...]:
-        own = tuple(v for v in self.launcher.own[name] if v in self.environ)
+        own = tuple(v for v in self.launcher.own.get(name, ()) if v in self.environ)
         # srun numbers its PMI ranks itself. Elsewhere a second one may be inherited from the srun
         # that started the daemons, as SLURM_NTASKS may be from the batch job.
         return TORCH[name] + (own if self.launcher is SRUN and name == "rank" else own[:1])
@@ -314,4 +318,4 @@ class _Reading:
             return f"`# {line}` ({_OF})"
         if name == "mpirun":
             return f"`{line}`; `# mpirun {' '.join(f'-x {each}' for each in missing)}`"
-        return f"`{line}`" + (" (before the launch)" if name in ("srun", "mpi") else "")
+        return f"`{line}`" + (" (before the launch)" if name in STARTERS else "")

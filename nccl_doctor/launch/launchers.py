@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from nccl_doctor.model.launch import PER_HOST
+from nccl_doctor.toolkit import files
 from nccl_doctor.toolkit.slurm import first_address, slurm_hosts
 
 FieldVariables = Mapping[str, tuple[str, ...]]
@@ -64,8 +66,12 @@ class Launcher:
     without: tuple[str, ...] = ()
     tasks: bool = False
     packed: bool = True
-    per_host: bool = False
     serves: bool = False
+
+    @property
+    def per_host(self) -> bool:
+        """Whether it starts one process on each host, which has its node rank only."""
+        return self.name in PER_HOST
 
     def is_marked(self, environ: Mapping[str, str]) -> bool:
         """True if the variables by which it is recognised are there."""
@@ -89,6 +95,19 @@ _ELASTIC: FieldVariables = {
     "run_id": ("TORCHELASTIC_RUN_ID",),
     "restart_count": ("TORCHELASTIC_RESTART_COUNT",),
 }
+# LSF's jsrun is made from Open MPI, and sets its variables too, but not with --smpiargs=off.
+JSRUN = Launcher(
+    "jsrun",
+    marks=(("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),),
+    own={
+        "rank": ("JSM_NAMESPACE_RANK",),
+        "world_size": ("JSM_NAMESPACE_SIZE",),
+        "local_rank": ("JSM_NAMESPACE_LOCAL_RANK",),
+        "local_world_size": ("JSM_NAMESPACE_LOCAL_SIZE",),
+    },
+    tasks=True,
+    packed=False,
+)
 OPEN_MPI = Launcher(
     "mpirun",
     marks=(("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),),
@@ -126,6 +145,47 @@ SRUN = Launcher(
     tasks=True,
     packed=False,
 )
+# PALS of HPE, with PBS; PMI_SIZE has all ranks.
+PALS = Launcher(
+    "pals",
+    marks=(("PALS_RANKID",),),
+    own={
+        "rank": ("PALS_RANKID",),
+        "world_size": ("PMI_SIZE",),
+        "local_rank": ("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"),
+        "local_world_size": ("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
+        "node_rank": ("PALS_NODEID",),
+    },
+    tasks=True,
+    packed=False,
+)
+FLUX = Launcher(  # flux-core, src/shell/task.c
+    "flux",
+    marks=(("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),),
+    own={
+        "rank": ("FLUX_TASK_RANK",),
+        "world_size": ("FLUX_JOB_SIZE",),
+        "local_rank": ("FLUX_TASK_LOCAL_ID",),
+        "nnodes": ("FLUX_JOB_NNODES",),
+    },
+    tasks=True,
+    packed=False,
+)
+# PRRTE's own launcher says no number of ranks.
+PRTERUN = Launcher(
+    "prterun",
+    marks=(("PMIX_RANK", "PRTE_LAUNCHED"),),
+    own={"rank": ("PMIX_RANK",)},
+    tasks=True,
+    packed=False,
+)
+_OF_HOSTS: FieldVariables = {
+    "node_rank": ("RANK",),
+    "nnodes": ("WORLD_SIZE",),
+    "local_world_size": ("NPROC_PER_NODE",),
+    "master_addr": ("MASTER_ADDR",),
+    "master_port": ("MASTER_PORT",),
+}
 LAUNCHERS = (  # in the order in which they are looked for: the innermost first
     Launcher("accelerate", (("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION"),), _ELASTIC),
     Launcher("torchrun", (("TORCHELASTIC_RUN_ID",),), _ELASTIC),
@@ -144,15 +204,69 @@ LAUNCHERS = (  # in the order in which they are looked for: the innermost first
         own={"node_rank": ("NODE_RANK",)},
         serves=True,
     ),
+    JSRUN,
     OPEN_MPI,
+    Launcher(  # horovodrun with gloo; with MPI, mpirun's variables are there
+        "horovod",
+        marks=(("HOROVOD_RANK", "HOROVOD_SIZE"),),
+        own={
+            "rank": ("HOROVOD_RANK",),
+            "world_size": ("HOROVOD_SIZE",),
+            "local_rank": ("HOROVOD_LOCAL_RANK",),
+            "local_world_size": ("HOROVOD_LOCAL_SIZE",),
+            "node_rank": ("HOROVOD_CROSS_RANK",),
+            "nnodes": ("HOROVOD_CROSS_SIZE",),
+        },
+        tasks=True,
+        packed=False,
+    ),
+    Launcher(  # the local executor of submitit 1.5.4, which has one host
+        "submitit",
+        marks=(("SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_NTASKS"),),
+        own={
+            "rank": ("SUBMITIT_LOCAL_GLOBALID",),
+            "world_size": ("SUBMITIT_LOCAL_NTASKS",),
+            "local_rank": ("SUBMITIT_LOCAL_LOCALID",),
+            "node_rank": ("SUBMITIT_LOCAL_NODEID",),
+            "nnodes": ("SUBMITIT_LOCAL_JOB_NUM_NODES",),
+        },
+        tasks=True,
+    ),
+    PALS,
     HYDRA,
+    FLUX,
     SRUN,
+    PRTERUN,
     Launcher(
         "mpi",
         marks=(("PMI_RANK",), ("PMIX_RANK",), ("MV2_COMM_WORLD_RANK",)),
         own=_PMI,
         tasks=True,
         packed=False,
+    ),
+    Launcher(  # Alibaba's PAI DLC: RANK and WORLD_SIZE count hosts
+        "pai",
+        marks=(("RANK", "WORLD_SIZE", "NPROC_PER_NODE"),),
+        without=("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        own=_OF_HOSTS,
+    ),
+    Launcher(  # Vertex AI: the same, and nobody says how many ranks a host has
+        "vertex",
+        marks=(("RANK", "WORLD_SIZE", "CLUSTER_SPEC"),),
+        without=("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        own=_OF_HOSTS,
+    ),
+    Launcher(  # MosaicML's platform: WORLD_SIZE counts ranks, which its launcher starts
+        "mosaicml",
+        marks=(("NODE_RANK", "NUM_NODES", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),),
+        without=("RANK", "LOCAL_RANK"),
+        own={
+            "node_rank": ("NODE_RANK",),
+            "nnodes": ("NUM_NODES",),
+            "local_world_size": ("LOCAL_WORLD_SIZE",),
+            "master_addr": ("MASTER_ADDR",),
+            "master_port": ("MASTER_PORT",),
+        },
     ),
     Launcher(
         "kubeflow",  # RANK and WORLD_SIZE count pods here, the PET_ ones are torchrun's options
@@ -165,7 +279,6 @@ LAUNCHERS = (  # in the order in which they are looked for: the innermost first
             "master_addr": ("PET_MASTER_ADDR", "MASTER_ADDR"),
             "master_port": ("PET_MASTER_PORT", "MASTER_PORT"),
         },
-        per_host=True,
     ),
     Launcher(
         "env",
@@ -183,13 +296,22 @@ MASTER_ADDR_LINES = {
     "srun": f"MASTER_ADDR={first_address()}",  # its name may not resolve, and is not known here
     "mpirun": "MASTER_ADDR=$(mpirun -n 1 hostname)",
     "mpi": "MASTER_ADDR=$(mpiexec -n 1 hostname)",
+    "pals": 'MASTER_ADDR=$(head -n 1 "$PBS_NODEFILE")',
+    "prterun": "MASTER_ADDR=$(prterun -n 1 hostname)",
+    "flux": "MASTER_ADDR=$(flux run -n 1 hostname)",
+    "jsrun": "MASTER_ADDR=$(jsrun -n 1 hostname)",
 }
 """How a script tells torch, by launcher."""
 
 
+_JOBS = ("PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "SUBMITIT_LOCAL_JOB_ID", "SLURM_JOB_ID")
+"""Variables with the number of a job."""
+_MOST = 1 << 20
+"""Bytes of a file of hosts."""
 _HOSTS_OF_MPIRUN = {
     "OMPI_MCA_orte_hnp_uri": r"tcp://([0-9.]+)[,:]",
     "PMIX_NAMESPACE": r"^(?:prterun|prte)-([\w.-]+)-\d+@\d+$",
+    "AZ_BATCH_MASTER_NODE": r"^([\w.-]+):\d+$",
 }
 """Variable → how mpirun's host stands there."""
 
@@ -204,10 +326,11 @@ def meeting_of(
     jobs: tuple[str, ...]
     if launcher is SRUN:
         found, jobs = _first_of_the_step(environ), ("SLURM_JOB_ID", "SLURM_JOBID")
-    elif launcher is OPEN_MPI:
-        found, jobs = _where_mpirun_runs(environ), ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
-    elif launcher.name == "mpi":
-        found, jobs = _on_one_host(launcher, environ), ("SLURM_JOB_ID", "SLURM_JOBID")
+    elif launcher in (OPEN_MPI, PRTERUN):
+        found = _on_one_host(launcher, environ) or _where_mpirun_runs(environ)
+        jobs = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+    elif launcher.tasks:
+        found, jobs = _on_one_host(launcher, environ) or _first_of_pbs(launcher, environ), _JOBS
     else:
         return
     if found is None:
@@ -221,7 +344,7 @@ def meeting_of(
         if digits := re.sub("[^0-9]", "", environ.get(variable, "")):
             yield "master_port", 15000 + int(digits[-4:]), variable
             return
-    if launcher.name == "mpi":  # MPICH 5.0.2 numbers no jobs: torch's own default
+    if jobs is _JOBS:  # MPICH 5.0.2 numbers no jobs: torch's own default
         yield "master_port", 29500, found[1]
 
 
@@ -237,10 +360,25 @@ def _of_submitit(environ: Mapping[str, str]) -> int:
 def _on_one_host(launcher: Launcher, environ: Mapping[str, str]) -> tuple[str, str] | None:
     """The host itself, and the variable that says that all ranks are on it."""
     here = launcher.own_number(environ, "local_world_size")
-    if here is None or here != launcher.own_number(environ, "world_size"):
+    if launcher.own_number(environ, "nnodes") == 1:
+        names = launcher.own["nnodes"]
+    elif here is not None and here == launcher.own_number(environ, "world_size"):
+        names = launcher.own["local_world_size"]
+    else:
         return None
-    names = launcher.own["local_world_size"]
     return "127.0.0.1", next(name for name in names if name in environ)
+
+
+def _first_of_pbs(launcher: Launcher, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """First line of the file of hosts, where PALS starts rank 0."""
+    path = environ.get("PBS_NODEFILE", "")
+    if launcher is not PALS or not path:
+        return None
+    try:
+        words = files.read(path, _MOST).decode("utf-8", "replace").split()
+    except OSError:
+        return None
+    return (words[0], "PBS_NODEFILE") if words else None
 
 
 def _first_of_the_step(environ: Mapping[str, str]) -> tuple[str, str] | None:
@@ -257,8 +395,6 @@ def _where_mpirun_runs(environ: Mapping[str, str]) -> tuple[str, str] | None:
     Open MPI 5 names its host in `prterun-HOST-PID@1` (5.0.11); 4 writes its addresses into
     `JOB.0;tcp://ADDRESS,ADDRESS:PORT`, of which this is the first.
     """
-    if found := _on_one_host(OPEN_MPI, environ):
-        return found
     if hosts := slurm_hosts(environ.get("SLURM_JOB_NODELIST", "")):
         return hosts[0], "SLURM_JOB_NODELIST"
     for variable, form in _HOSTS_OF_MPIRUN.items():

@@ -52,6 +52,8 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
 these, and set those that their ranks have."""
 ENDPOINT = "--rdzv-endpoint"
 """Option of torchrun that has address and port together, where ranks meet by c10d."""
+PER_HOST = frozenset(("kubeflow", "pai", "vertex", "mosaicml"))
+"""Launchers that start one process on each host and give it its node rank only."""
 DERIVED = "derived from "
 _MANY = 1_000_000_000
 _RANGES = {  # of the numbers of a record
@@ -121,10 +123,10 @@ class Launch:
 
     @property
     def per_host(self) -> bool:
-        """True if one process was started per host and has its node rank only (Kubeflow): the local
-        ranks have yet to be started.
+        """True if one process was started per host and has its node rank only: the local ranks have
+        yet to be started.
         """
-        return self.launcher == "kubeflow"
+        return self.launcher in PER_HOST
 
     def given(self, name: str) -> Any:
         """Value of a field if a variable gave it; None if it was only derived."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from nccl_doctor.model.cluster import Rank
 from nccl_doctor.model.commands import Command, shell, unknown_in
 from nccl_doctor.model.fixes import On, Step, export
-from nccl_doctor.model.launch import ENDPOINT, OPTIONS, OWN, Launch
+from nccl_doctor.model.launch import ENDPOINT, OPTIONS, OWN, PER_HOST, Launch
 
 _VARIABLES = {
     "master_addr": "MASTER_ADDR",
@@ -15,8 +15,21 @@ _VARIABLES = {
     "nnodes": "NNODES",
     "node_rank": "NODE_RANK",
 }
-BY_OPTIONS = (OWN, "torchrun", "accelerate")
-"""Launchers that take node rank and number of hosts by options, and read no variables for them."""
+STARTERS: Mapping[str, str] = {
+    "srun": "srun",
+    "mpirun": "mpirun",
+    "mpi": "mpiexec",
+    "pals": "mpiexec",
+    "prterun": "prterun",
+    "flux": "flux run",
+    "jsrun": "jsrun",
+    "horovod": "horovodrun",
+}
+"""Launcher whose tasks may be ranks → the program that starts them, as it is typed."""
+BY_NODE_RANK = (OWN, "torchrun", "accelerate", *PER_HOST)
+"""Launchers that are told the node rank and the number of hosts on each host."""
+PASS_ON = (*STARTERS, *PER_HOST, "ray")
+"""Launchers that pass the variables of a shell on, or whose hosts have their own."""
 _ENDPOINTS = (ENDPOINT, "PET_RDZV_ENDPOINT", "--dist-init-addr")
 
 

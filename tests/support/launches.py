@@ -97,6 +97,55 @@ MVAPICH = {
     "MV2_COMM_WORLD_LOCAL_RANK": "1",
     "MV2_COMM_WORLD_LOCAL_SIZE": "4",
 }
+JSRUN = {  # of LSF; made from Open MPI, whose variables are there too
+    **OPEN_MPI,
+    "JSM_NAMESPACE_RANK": "5",
+    "JSM_NAMESPACE_SIZE": "8",
+    "JSM_NAMESPACE_LOCAL_RANK": "1",
+    "JSM_NAMESPACE_LOCAL_SIZE": "4",
+}
+PALS = {
+    "PMI_RANK": "5",
+    "PMI_SIZE": "8",
+    "PMI_LOCAL_RANK": "1",
+    "PMI_LOCAL_SIZE": "4",
+    "PALS_RANKID": "5",
+    "PALS_LOCAL_RANKID": "1",
+    "PALS_LOCAL_SIZE": "4",
+    "PALS_NODEID": "1",
+    "PBS_JOBID": "4711.pbs-0.site",
+}
+FLUX = {
+    "FLUX_TASK_RANK": "5",
+    "FLUX_TASK_LOCAL_ID": "1",
+    "FLUX_JOB_SIZE": "8",
+    "FLUX_JOB_NNODES": "2",
+    "FLUX_JOB_ID": "f2oGvGkFVb",
+    "PMI_RANK": "5",
+    "PMI_SIZE": "8",
+}
+HOROVOD = {
+    "HOROVOD_RANK": "5",
+    "HOROVOD_SIZE": "8",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_LOCAL_SIZE": "4",
+    "HOROVOD_CROSS_RANK": "1",
+    "HOROVOD_CROSS_SIZE": "2",
+}
+SUBMITIT = {  # rank 1 of 4: the local executor has one host
+    "SUBMITIT_LOCAL_GLOBALID": "1",
+    "SUBMITIT_LOCAL_NTASKS": "4",
+    "SUBMITIT_LOCAL_LOCALID": "1",
+    "SUBMITIT_LOCAL_NODEID": "0",
+    "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+    "SUBMITIT_LOCAL_JOB_ID": "4711",
+}
+PRTERUN = {
+    "PMIX_RANK": "5",
+    "PMIX_NAMESPACE": "prterun-nd0-4711@1",
+    "PMIX_HOSTNAME": "nd1",
+    "PRTE_LAUNCHED": "1",
+}
 RAY = {
     **MASTER,
     "RANK": "5",

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,10 @@ from tests.support.command_lines import job
 from tests.support.launches import (
     BATCH,
     DEEPSPEED,
+    FLUX,
+    HOROVOD,
     HYDRA,
+    JSRUN,
     KUBEFLOW_1,
     KUBEFLOW_2,
     MASTER,
@@ -29,15 +33,20 @@ from tests.support.launches import (
     ONE_HOST_MPI,
     ONE_PER_NODE,
     OPEN_MPI,
+    PALS,
     PLAIN,
+    PRTERUN,
     RAY,
     SRUN,
+    SUBMITIT,
     TORCHRUN,
     codes,
     problem,
     without,
 )
 from tests.support.rows import each_row
+
+JSRUN_OF_ONE = {"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "4"}
 
 
 def of_pod(**changes: str) -> Flags | None:
@@ -57,6 +66,9 @@ class TestHealthyLaunchers:
             ("srun", {**SRUN, **MASTER}),
             ("mpirun", {**OPEN_MPI, **MASTER}),
             ("mpi", {**HYDRA, **MASTER}),
+            ("jsrun", {**JSRUN, **MASTER}),
+            ("pals", {**PALS, **MASTER}),
+            ("horovod", {**HOROVOD, **MASTER}),
             ("mpi", {**MVAPICH, **MASTER}),
             ("ray", RAY),
             ("env", PLAIN),
@@ -70,7 +82,9 @@ class TestHealthyLaunchers:
         assert (launch.rank, launch.world_size) == (5, 8)
         assert (launch.local_rank, launch.local_world_size) == (1, 4)
         assert launch.nnodes == 2
-        assert launch.node_rank == (None if "mpi" in name else 1)  # mpirun may deal round-robin
+        assert launch.node_rank == (
+            None if name in ("mpi", "mpirun", "jsrun") else 1
+        )  # may deal round-robin
         assert (launch.master_addr, launch.master_port) == ("nd0", 29500)
         assert launch.is_complete()
         assert not launch.per_host
@@ -241,6 +255,56 @@ class TestWhereRanksMeet:
         assert detect({**one, "SLURM_JOB_ID": "4711"}).master_port == 19711
         assert codes(detect(HYDRA)) == ["launch-missing-variable"]  # eight ranks, four of them here
 
+    def test_other_tasks_on_one_host(self) -> None:
+        """Every launcher that says so has one host: 127.0.0.1, and a port of the job's number."""
+        for environ, port, by in (
+            ({**FLUX, "FLUX_JOB_NNODES": "1"}, 15002, "FLUX_JOB_NNODES"),
+            ({**PALS, "PALS_RANKID": "1", "PMI_SIZE": "4"}, 22110, "PALS_LOCAL_SIZE"),
+            ({**JSRUN, **JSRUN_OF_ONE}, 29500, "JSM_NAMESPACE_LOCAL_SIZE"),
+            (SUBMITIT, 19711, "SUBMITIT_LOCAL_JOB_NUM_NODES"),
+        ):  # fmt: skip
+            launch = detect(environ)
+            assert launch.problems == ()
+            assert (launch.master_addr, launch.master_port) == ("127.0.0.1", port)
+            assert launch.sources["master_addr"] == f"derived from {by}"
+
+    def test_the_first_host_of_pbs(self, tmp_path: Path) -> None:
+        (tmp_path / "nodes").write_text("x1c0\nx1c1\n")
+        launch = detect({**PALS, "PBS_NODEFILE": str(tmp_path / "nodes")})
+        assert launch.problems == ()
+        assert (launch.master_addr, launch.master_port) == ("x1c0", 22110)
+        assert (launch.node_rank, launch.nnodes) == (1, 2)
+        assert launch.sources["master_addr"] == "derived from PBS_NODEFILE"
+
+    @pytest.mark.parametrize(
+        ("environ", "line"),
+        [
+            (FLUX, "MASTER_ADDR=$(flux run -n 1 hostname) MASTER_PORT=29500` (before the launch)"),
+            (JSRUN, "MASTER_ADDR=$(jsrun -n 1 hostname) MASTER_PORT=29500` (before the launch)"),
+            (PALS, 'MASTER_ADDR=$(head -n 1 "$PBS_NODEFILE") MASTER_PORT=29500` (before the la'),
+            (HOROVOD, "MASTER_ADDR=ADDRESS MASTER_PORT=29500` (ADDRESS is that of rank 0's host)"),
+        ],
+    )
+    def test_the_fix_names_the_launcher_that_is_there(
+        self, environ: Mapping[str, str], line: str
+    ) -> None:
+        found = problem(environ, "launch-missing-variable")
+        assert line in found.fix
+
+    def test_prrte_says_no_number_of_ranks(self) -> None:
+        """One run of all tasks, and not one for each that then blames the others for a CPU."""
+        launch = detect(PRTERUN)
+        assert (launch.launcher, launch.rank, launch.master_addr) == ("prterun", 5, "nd0")
+        assert codes(launch) == ["launch-missing-variable"]
+        assert launch.problems[0].message == "WORLD_SIZE is not set"
+        whole = detect({**PRTERUN, "WORLD_SIZE": "8"})
+        assert whole.problems == ()
+        assert (whole.world_size, whole.master_port) == (8, 22111)
+
+    def test_the_master_node_of_azure(self) -> None:
+        launch = detect({**OPEN_MPI, "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"})
+        assert launch.master_addr == "10.0.0.4"
+
     def test_the_port_of_submitit(self) -> None:
         """As submitit 1.5.4 makes it of a job number, on all ranks alike."""
         job = {**SRUN, "SUBMITIT_EXECUTOR": "slurm"}
@@ -268,6 +332,33 @@ class TestPerHostLaunchers:
         assert (launch.master_addr, launch.master_port) == ("nd0", 29500)
         assert launch.problems == ()
         assert not launch.is_complete()
+
+    @pytest.mark.parametrize(
+        ("name", "more", "nproc"),
+        [
+            ("pai", {"RANK": "1", "WORLD_SIZE": "2", "NPROC_PER_NODE": "4"}, "4"),
+            ("vertex", {"RANK": "1", "WORLD_SIZE": "2", "CLUSTER_SPEC": "{}"}, None),
+            (
+                "mosaicml",
+                {"NODE_RANK": "1", "NUM_NODES": "2", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"},
+                "4",
+            ),
+        ],
+    )
+    def test_clouds_that_count_hosts(
+        self, name: str, more: Mapping[str, str], nproc: str | None
+    ) -> None:
+        environ = {**MASTER, **more}
+        launch = detect(environ)
+        assert (launch.launcher, launch.problems, launch.rank) == (name, (), None)
+        flags = host_flags(launch, environ)
+        assert flags is not None
+        assert (flags.nnodes, flags.node_rank, flags.nproc_per_node) == (2, 1, nproc)
+        assert (flags.master_addr, flags.master_port) == ("nd0", 29500)
+
+    def test_ranks_inside_such_a_host_are_ranks(self) -> None:
+        ranks = {**PLAIN, "NPROC_PER_NODE": "4", "CLUSTER_SPEC": "{}"}
+        assert detect(ranks).launcher == "env"
 
     def test_kubeflow_2(self) -> None:
         launch = detect(KUBEFLOW_2)

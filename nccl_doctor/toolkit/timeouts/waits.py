@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from nccl_doctor.toolkit.relaunch import STARTERS
 from nccl_doctor.toolkit.tables import read_table
 from nccl_doctor.toolkit.variables.table import table
 from nccl_doctor.toolkit.variables.values import number_of
@@ -27,7 +28,7 @@ _DEEPSPEED, _HEARTBEAT = "DEEPSPEED_TIMEOUT", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
 _WANDB = "WANDB__SERVICE_WAIT"
 _TORCHRUN = ("torchrun", "accelerate", "fabric", "kubeflow")
 """Launchers by which torchrun's agents meet first."""
-_OTHERS = ("srun", "mpirun", "mpi", "deepspeed", "ray", "vllm", "sglang")
+_OTHERS = (*STARTERS, "submitit", "deepspeed", "ray", "vllm", "sglang")
 _LONGEST = 20
 """Characters of a value: more make no number of seconds."""
 _STATIC_S, _JOIN_S = 900.0, 600.0
