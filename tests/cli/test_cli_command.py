@@ -88,6 +88,21 @@ def test_a_command_that_names_hosts_which_nobody_examined(examine, strict, code)
     assert "only this host was examined: the command says --nnodes 2" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("options", "verdict", "code"),
+    [((), "unknown", 0), (("--strict",), "unknown", 3), (("--nnodes", "1"), "pass", 0)],
+)
+def test_an_allocation_of_which_one_host_was_examined(tmp_path, options, verdict, code):
+    path = tmp_path / "report.json"
+    done = program(
+        *("run", "--quiet", "--json", str(path), *QUICK, *alone(), *options),
+        env={"LSB_MCPU_HOSTS": "nd0 2 nd1 2"},
+    )
+    assert (json.loads(path.read_text())["verdict"], done.returncode) == (verdict, code)
+    said = "only this host was examined: LSB_MCPU_HOSTS has 2 hosts" in done.stdout
+    assert said is (verdict == "unknown")
+
+
 def test_its_arguments_are_not_recorded(examine):
     _, report = examine("true", "--token", "secret", options=alone())
     assert report["run"]["command"].endswith(" -- true …")

@@ -82,9 +82,8 @@ class TestHealthyLaunchers:
         assert (launch.rank, launch.world_size) == (5, 8)
         assert (launch.local_rank, launch.local_world_size) == (1, 4)
         assert launch.nnodes == 2
-        assert launch.node_rank == (
-            None if name in ("mpi", "mpirun", "jsrun") else 1
-        )  # may deal round-robin
+        dealt = name in ("mpi", "mpirun", "jsrun")  # it may have dealt them round-robin
+        assert launch.node_rank == (None if dealt else 1)
         assert (launch.master_addr, launch.master_port) == ("nd0", 29500)
         assert launch.is_complete()
         assert not launch.per_host
