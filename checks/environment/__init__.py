@@ -98,8 +98,8 @@ BAD_VALUE = Kind(
     "env-bad-value",
     Layer.ENV,
     "A variable has a value that the library does not read as intended",
-    "NCCL reads only numbers, and reads anything else as 0; torch refuses what it cannot read, "
-    "and the job ends at its start.",
+    "Where NCCL wants a number, it reads anything else as 0; it leaves out or refuses a word that "
+    "it does not know. torch refuses what it cannot read, and the job ends at its start.",
     "Give it one of the values that the library knows.",
 )
 DEPRECATED = Kind(

@@ -84,7 +84,12 @@ class View:
     def rows(self) -> tuple[Variable, ...]:
         """Rows of the table that are set here, by name."""
         known = table().variables
-        return tuple(known[name] for name in sorted(self._settings) if name in known)
+        return tuple(self._row(name) for name in sorted(self._settings) if name in known)
+
+    def _row(self, name: str) -> Variable:
+        """The row of a variable, with the default of the library that is here."""
+        row = table().variables[name]
+        return row.at(self.version(row.library)) if row.moved else row
 
     def text(self, name: str) -> str | None:
         """The value as it was typed; None where it is not set or was masked."""
@@ -97,12 +102,11 @@ class View:
 
     def meaning(self, name: str) -> str | None:
         """The meaning for its library: the default if it is not set, None if unknown."""
-        return canonical(table().variables[name], self.text(name))
+        return canonical(self._row(name), self.text(name))
 
     def number(self, name: str) -> int | None:
         """The number that its library reads; the default if it is not set."""
-        row = table().variables[name]
-        text = self.text(name)
+        row, text = self._row(name), self.text(name)
         return number_of(row, row.default or "" if text is None else text)
 
     def reading(self, name: str) -> Mapping[str, Any] | None:

@@ -180,6 +180,12 @@ def test_two_odd_hosts_are_both_named() -> None:
     assert found == {("nd1",), ("nd3",)}
 
 
+@each_row(("nccl", "differs"), [("2.30.7", True), ("2.31.2", False), ("2.32.3", False)])
+def test_a_default_is_that_of_the_nccl_that_is_here(nccl: str, differs: bool) -> None:
+    found = judge([{"NCCL_SYM_TMA_ENABLE": "1"}, {}], nccl=nccl)
+    assert ("env-differs" in {each.code for each in found}) is differs
+
+
 def test_a_masked_value_is_not_compared() -> None:
     assert judge([{"NCCL_IB_PKEY": "1"}, {"NCCL_IB_PKEY": "2"}, {}]) == []
 

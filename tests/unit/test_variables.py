@@ -172,6 +172,15 @@ def test_no_value_of_the_table_escapes_the_mask_of_reports() -> None:
             assert not re.search("TOKEN|KEY|SECRET|PASS", name), name
 
 
+def test_a_default_that_moved() -> None:
+    row = ROWS["NCCL_SYM_TMA_ENABLE"]
+    defaults = [row.at(version).default for version in ((), (2, 30, 7), (2, 31, 2), (2, 32, 3))]
+    assert defaults == ["0", "0", "1", "1"]
+    assert canonical(row.at((2, 32, 3)), None) == canonical(row, "1")
+    for each in ROWS.values():
+        assert [since for since, _ in each.moved] == sorted(since for since, _ in each.moved)
+
+
 # --- reading values ---
 
 

@@ -6,7 +6,7 @@ The table is data, in the TOML files beside this one. Their sections:
   for which only typing errors are reported; `ignored`, other names under these prefixes;
   `known_to`, the version that the table was made from; `in_files`, whether NCCL's configuration
   files reach the library.
-* `[variables]`: name → `kind`, `since`, `default`, `does`, `deprecated_by`, `gone`.
+* `[variables]`: name → `kind`, `since`, `default`, `moved`, `does`, `deprecated_by`, `gone`.
 * `[values]`: the words or numbers that are allowed. `[reading]`: special rules for reading it.
 * `[differs]`: the severity if ranks differ. `[leftover]`: values that are meant for debugging.
   `[limits]`: of time-outs and retries. `[unread]`: names that people set and no library reads,
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -92,6 +92,7 @@ class Variable:
         library: which file of the table it is in.
         since: first version of the library that reads it; empty where unknown.
         default: as one would type it; `auto` where it is decided at run time, None where unset.
+        moved: first version with another default → that one, in order.
         deprecated_by: the name that wins over this one.
         gone: first version of the library that does not read it, `<=` where it may have been an
             older one; `instead` is the variable to use.
@@ -113,6 +114,7 @@ class Variable:
     kind: str
     since: str = ""
     default: str | None = None
+    moved: tuple[tuple[str, str], ...] = ()
     does: str = ""
     deprecated_by: str = ""
     gone: str = ""
@@ -132,6 +134,11 @@ class Variable:
     limit: Limit | None = None
     in_files: bool = False
     file: NamedFile | None = None
+
+    def at(self, version: tuple[int, ...]) -> Variable:
+        """The row of a release of its library; of none that is known, the first one."""
+        news = [new for since, new in self.moved if version >= tuple(map(int, since.split(".")))]
+        return replace(self, default=news[-1]) if news else self
 
     @property
     def is_aid(self) -> bool:
@@ -239,7 +246,7 @@ def _variable(
     return Variable(
         name,
         library.name,
-        **row,
+        **{**row, "moved": tuple(map(tuple, row.get("moved", ())))},
         values=tuple(data.get("values", {}).get(key, ())),
         cased=name in reading.get("cased", ()),
         whole=name in reading.get("whole", ()),
