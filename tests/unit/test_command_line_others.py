@@ -1,7 +1,10 @@
-"""Lines of vLLM, SGLang, Fabric, horovodrun and colossalai, and what these make of them."""
+"""Lines of vLLM, SGLang, Fabric, horovodrun, colossalai, LLaMA-Factory and ms-swift, and what these
+make of them.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +136,84 @@ def test_what_is_on_this_host_is_started_without_ssh(cwd: Path):
     assert here[:2] == ["sh", "-c"]
     assert there[0] == "ssh"
     assert "--node-rank 0" in here[2]
+
+
+OF_HOST_1 = {
+    "NNODES": "2",
+    "NODE_RANK": "1",
+    "NPROC_PER_NODE": "4",
+    "MASTER_ADDR": "10.0.0.5",
+    "MASTER_PORT": "29500",
+}
+TORCHRUN_1 = {
+    **{"launcher": "torchrun", "nnodes": 2, "max_nnodes": 2, "node_rank": 1, "nproc_per_node": "4"},
+    **{"master_addr": "10.0.0.5", "master_port": 29500},
+}
+
+
+@each_row(
+    ("line", "environ", "expected"),
+    [
+        ("llamafactory-cli train x.yaml", {**OF_HOST_1, "FORCE_TORCHRUN": "1"}, TORCHRUN_1),
+        ("lmf train x.yaml", {**OF_HOST_1, "FORCE_TORCHRUN": "True"}, TORCHRUN_1),
+        ("swift sft --model m", OF_HOST_1, TORCHRUN_1),
+        ("megatron pt --x y", OF_HOST_1, TORCHRUN_1),
+        ("swift rlhf", {"NPROC_PER_NODE": "2"}, {"nnodes": 1, "nproc_per_node": "2"}),
+        (
+            "llamafactory-cli train x.yaml",
+            {
+                **{**OF_HOST_1, "FORCE_TORCHRUN": "1", "RDZV_ID": "job7", "MAX_RESTARTS": "3"},
+                **{"MIN_NNODES": "1", "MAX_NNODES": "3"},
+            },
+            {
+                **{"nnodes": 1, "max_nnodes": 3, "ranks_assigned": True, "run_id": "job7"},
+                **{"master_addr": "10.0.0.5", "master_port": 29500, "max_restarts": 3},
+            },
+        ),
+    ],
+)
+def test_programs_that_start_torchrun_by_variables(
+    line: str, environ: dict[str, str], expected: dict[str, Any]
+):
+    found = job(line, **environ)
+    says(found, expected)
+    assert found.unread == UnreadHosts()
+    told = {name: each for name, each in found.sources.items() if name in TORCHRUN_1}
+    assert all(each.isupper() or each == "default" for each in told.values())
+
+
+def test_a_rank_that_llamafactory_does_not_read():
+    """One that was set by hand on each host: all of them are node 0."""
+    environ = {**OF_HOST_1, "FORCE_TORCHRUN": "1", "RANK": "1"}
+    del environ["NODE_RANK"]
+    found = job("llamafactory-cli train x.yaml", **environ)
+    assert (found.node_rank, found.sources["node_rank"]) == (0, "NODE_RANK")
+    assert said(found, "NODE_RANK is not set: every host then has node rank 0; RANK is not read")
+
+
+@each_row(
+    ("line", "environ"),
+    [
+        ("llamafactory-cli train x.yaml", {"NPROC_PER_NODE": "4", "USE_RAY": "1"}),
+        ("llamafactory-cli chat x.yaml", {"FORCE_TORCHRUN": "1"}),
+        ("swift export --x", {"NPROC_PER_NODE": "4"}),
+        ("swift sft --x", {}),
+    ],
+)
+def test_what_they_start_without_torchrun(line: str, environ: dict[str, str]):
+    found = job(line, **environ)
+    assert (found.launcher, found.unread) == ("none", UnreadHosts())
+
+
+@each_row(
+    ("environ", "words"),
+    [
+        ({"NNODES": "2", "NPROC_PER_NODE": "1"}, "MASTER_PORT is not set: each host takes a free"),
+        ({"NODE_RANK": "1", "NPROC_PER_NODE": "1"}, "NODE_RANK 1 is out of range: with 1 it is 0"),
+        ({"NNODES": "", "NPROC_PER_NODE": "1"}, "NNODES is empty; is its shell variable set?"),
+        ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE 0 is not at least 1"),
+    ],
+)
+def test_variables_with_which_they_cannot_start(environ: dict[str, str], words: str):
+    with pytest.raises(JobLineError, match=re.escape(f"llamafactory: {words}")):
+        job("llamafactory-cli train x.yaml", FORCE_TORCHRUN="1", **environ)

@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 
-from nccl_doctor.launch.command_line import accelerate, by_ssh, deepspeed, servers, torchrun
+from nccl_doctor.launch.command_line import (
+    accelerate,
+    by_ssh,
+    by_variables,
+    deepspeed,
+    servers,
+    torchrun,
+)
 from nccl_doctor.launch.command_line.job_line import JobLine, JobLineError
 from nccl_doctor.launch.command_line.several_hosts import STARTERS, several_hosts
 from nccl_doctor.launch.command_line.wrappers import advice, unwrap
@@ -25,6 +32,10 @@ _PROGRAMS = {  # name of a program: launcher, and the words that have to follow
     "fabric": ("fabric", ("run",)),
     "horovodrun": ("horovodrun", ()),
     "colossalai": ("colossalai", ("run",)),
+    "llamafactory-cli": ("llamafactory", ("train",)),
+    "lmf": ("llamafactory", ("train",)),
+    "swift": ("swift", ()),
+    "megatron": ("megatron", ()),
 }
 _MODULES = {
     "torch.distributed.run": ("torchrun", ()),
@@ -78,6 +89,9 @@ def read(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> JobLine:
         "fabric": lambda: by_ssh.read_fabric(words),
         "horovodrun": lambda: by_ssh.read_horovodrun(words, line.cwd),
         "colossalai": lambda: by_ssh.read_colossalai(words, line.cwd),
+        "llamafactory": lambda: by_variables.read_llamafactory(seen),
+        "swift": lambda: by_variables.read_swift(words, seen),
+        "megatron": lambda: by_variables.read_swift(words, seen, megatron=True),
     }
     try:
         job = readers[name]()
