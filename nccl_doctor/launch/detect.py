@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from nccl_doctor.launch.launchers import (
-    HYDRA,
     LAUNCHERS,
     MASTER_ADDR_LINES,
-    OPEN_MPI,
+    ONCE_PER_HOST,
     PRTERUN,
     SRUN,
     TORCH,
@@ -179,7 +178,7 @@ class _Reading:
     def _compare_with_outer(self) -> None:
         """A launcher that starts ranks must itself run once per host, not once per GPU."""
         nnodes = self.values.get("nnodes")
-        outer = next((row for row in (OPEN_MPI, HYDRA, SRUN) if row.is_marked(self.environ)), None)
+        outer = next((row for row in ONCE_PER_HOST if row.is_marked(self.environ)), None)
         if outer is None or nnodes is None or self.launcher.name == "env":
             return
         tasks, here = outer.own_number(self.environ, "world_size"), self._tasks_here(outer)
@@ -188,7 +187,7 @@ class _Reading:
         names = (*outer.own["world_size"][:1], *self.launcher.own["nnodes"])
         on_host = f", {here} on this host" if here is not None else ""
         said = f"{outer.name} started {tasks} tasks{on_host}, and each ran {self.launcher.name} for"
-        once = "start the launcher once per host in mpirun"
+        once = f"start the launcher once per host in {STARTERS[outer.name]}"
         if outer is SRUN:
             once = "`# srun --ntasks-per-node=1` (starts the launcher once per host)"
         if nnodes == 1:  # each of them is whole: `torchrun --standalone`, once for each task

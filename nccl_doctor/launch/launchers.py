@@ -186,6 +186,8 @@ _OF_HOSTS: FieldVariables = {
     "master_addr": ("MASTER_ADDR",),
     "master_port": ("MASTER_PORT",),
 }
+ONCE_PER_HOST = (JSRUN, OPEN_MPI, PALS, HYDRA, FLUX, SRUN)
+"""Launchers of tasks, each of which may be a launcher of ranks: then one on each host."""
 LAUNCHERS = (  # in the order in which they are looked for: the innermost first
     Launcher("accelerate", (("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION"),), _ELASTIC),
     Launcher("torchrun", (("TORCHELASTIC_RUN_ID",),), _ELASTIC),
@@ -304,7 +306,10 @@ MASTER_ADDR_LINES = {
 """How a script tells torch, by launcher."""
 
 
-_JOBS = ("PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "SUBMITIT_LOCAL_JOB_ID", "SLURM_JOB_ID")
+_JOBS = (
+    *("PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "SUBMITIT_LOCAL_JOB_ID"),
+    *("SLURM_JOB_ID", "SLURM_JOBID"),
+)
 """Variables with the number of a job."""
 _MOST = 1 << 20
 """Bytes of a file of hosts."""

@@ -10,6 +10,8 @@ from nccl_doctor.launch.detect import detect
 from nccl_doctor.toolkit.slurm import first_address
 from tests.support.launches import (
     BATCH,
+    FLUX,
+    JSRUN,
     MASTER,
     ONE_PER_NODE,
     OPEN_MPI,
@@ -71,6 +73,8 @@ class TestDisagreement:
             (SRUN, "srun started 8 tasks, 4 on this host, and each ran torchrun for one host"),
             (ONE_PER_NODE, "srun started 2 tasks, 1 on this host, and each ran"),
             (OPEN_MPI, "mpirun started 8 tasks, 4 on this host, and each ran"),
+            (JSRUN, "jsrun started 8 tasks, 4 on this host, and each ran"),
+            (FLUX, "flux started 8 tasks, and each ran torchrun for one host"),
         ],
     )
     def test_independent_runs_on_one_allocation(self, outer: Mapping[str, str], said: str) -> None:
