@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from nccl_doctor.cli.settings import LEFT_OUT
-from nccl_doctor.launch.allocation import other_hosts
+from nccl_doctor.launch.allocation import ignored_hostfile, other_hosts
 from nccl_doctor.launch.command_line.job_line import JobLine, JobLineError
 from nccl_doctor.launch.detect import detect
 from nccl_doctor.launch.host_launch import host_flags
@@ -79,6 +79,8 @@ def topology_of(ctx: click.Context, given: Mapping[str, Any], command: Sequence[
         job = replace(job, unread=UnreadHosts())  # somebody has said which hosts they are
     elif not command:
         job = replace(job, unread=other_hosts(os.environ, command=False))
+    if launch.launcher == "mpirun" and path is None:
+        job = replace(job, unread=ignored_hostfile(os.environ))
     if path is None or given["relay"]:
         _check(ctx, flags, launch)
         return Topology(flags, launch, None, deepspeed, job)

@@ -37,6 +37,7 @@ _FILES = {
 """Variable of a scheduler that starts a script on the first → the one that names its file of hosts,
 of which the first word of a line counts."""
 _BY_SSH = "on this host: it starts the others by ssh"
+_ALL_HERE = Fix(Step(shell("unset OMPI_MCA_orte_default_hostfile"), note="if one host is meant"))
 _ALONE = Fix(Step(shell("# --nnodes 1"), note="if the job has this host only"))
 
 
@@ -57,6 +58,9 @@ def unread_hosts(unread: UnreadHosts) -> Iterator[Finding]:
         )
         line = shell("# nccl-doctor run --hostfile hosts --nproc-per-node NUMBER")
         fix = Fix(Step(names), Step(line, note=_BY_SSH), alternatives=[by_hand, _ALONE])
+    elif unread.variable == "OMPI_MCA_orte_default_hostfile":
+        name = shell('export PRTE_MCA_prte_default_hostfile="${:variable}"', unread.variable)
+        fix = Fix(Step(name, note="before mpirun"), alternatives=[_ALL_HERE])
     elif unread.variable == "SLURM_JOB_NUM_NODES":
         line = shell("# srun nccl-doctor run")
         fix = Fix(Step(line, note="with the options of the job's srun"), alternatives=[_ALONE])

@@ -78,6 +78,27 @@ _ON_THE_FIRST: Mapping[str, _Reader] = {  # a script on one host starts the othe
 }
 
 
+HOSTFILE_OF_4 = "OMPI_MCA_orte_default_hostfile"
+"""Variable of Open MPI 4 that names a hostfile; kubeflow's operators set it."""
+
+
+def ignored_hostfile(environ: Mapping[str, str]) -> UnreadHosts:
+    """Hosts of a file that mpirun did not read, where all ranks are on this host; else empty.
+
+    Open MPI 5 starts its ranks by PRRTE, which does not know the variables of its predecessor
+    (5.0.11; kubeflow/trainer#4028).
+    """
+    sizes = {environ.get(f"OMPI_COMM_WORLD_{name}SIZE") for name in ("", "LOCAL_")}
+    by_prrte = environ.get("PMIX_NAMESPACE", "").startswith("prterun-")
+    if not by_prrte or len(sizes) > 1 or "PRTE_MCA_prte_default_hostfile" in environ:
+        return UnreadHosts()
+    count = _in_file(environ.get(HOSTFILE_OF_4, ""), environ)
+    if count < 2:
+        return UnreadHosts()
+    said = f"{HOSTFILE_OF_4} has {count} hosts, and Open MPI 5 does not read that variable"
+    return UnreadHosts(said, nnodes=str(count), variable=HOSTFILE_OF_4)
+
+
 def other_hosts(environ: Mapping[str, str], *, command: bool) -> UnreadHosts:
     """Say by which variable an allocation has several hosts; empty if none does.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.judge.unread_hosts import unread_hosts
-from nccl_doctor.launch.allocation import other_hosts
+from nccl_doctor.launch.allocation import ignored_hostfile, other_hosts
 from nccl_doctor.model.job import UnreadHosts
 from tests.support.command_lines import job
 from tests.support.rows import each_row
@@ -136,6 +136,38 @@ def test_the_file_of_hosts_has_one_line_for_each(variable: str, name: str, folde
     typed(make, environ, folder)
     assert (folder / "hosts").read_text() == "a1\na2\n"
     assert use == "# nccl-doctor run --hostfile hosts --nproc-per-node NUMBER"
+
+
+OF_PRRTE = {
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "prterun-nd0-77@1",
+    "OMPI_MCA_orte_default_hostfile": "FOLDER/pbs",
+}
+
+
+@each_row(
+    ("change", "count"),
+    [
+        ({}, 2),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, 0),  # ranks are on other hosts too
+        ({"PMIX_NAMESPACE": "4171"}, 0),  # Open MPI 4 reads it
+        ({"PRTE_MCA_prte_default_hostfile": "FOLDER/alone"}, 0),
+        ({"OMPI_MCA_orte_default_hostfile": "FOLDER/alone"}, 0),
+        ({"OMPI_MCA_orte_default_hostfile": "FOLDER/absent"}, 0),
+    ],
+)
+def test_a_hostfile_that_open_mpi_5_does_not_read(
+    change: Mapping[str, str], count: int, folder: Path
+) -> None:
+    found = ignored_hostfile(in_folder({**OF_PRRTE, **change}, folder))
+    assert found.nnodes == (str(count) if count else "")
+    if count:
+        (finding,) = unread_hosts(found)
+        assert "and Open MPI 5 does not read that variable" in finding.message
+        assert [step.command for step in finding.fix.steps] == [
+            'export PRTE_MCA_prte_default_hostfile="$OMPI_MCA_orte_default_hostfile"'
+        ]
 
 
 def test_what_nobody_knows_stays_open() -> None:
