@@ -11,6 +11,11 @@ PORT_IN_USE = Kind(
     why="Rank 0 cannot serve the store; the other ranks connect to that process, or wait.",
     fix="choose another MASTER_PORT on every host, or end the process that holds it",
 )
+PORT_OF_ANOTHER_RANK_0 = PORT_IN_USE.variant(
+    title="Another nccl-doctor on this host serves MASTER_PORT",
+    why="Two processes of this host say that they are rank 0: RANK or the node rank is the same in "
+    "all, or each task has started a launcher of its own. Or another job is examined here now.",
+)
 PORT_PRIVILEGED = Kind(
     code="port-privileged",
     layer=Layer.PORT,

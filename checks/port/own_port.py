@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,11 +11,19 @@ from typing import Any
 from nccl_doctor.api import Finding, Fix, On, Rank, Step, Where, look, shell
 from nccl_doctor.toolkit.advice import end_processes
 from nccl_doctor.toolkit.net.ports import reserve_port
-from nccl_doctor.toolkit.relaunch import start_with
+from nccl_doctor.toolkit.relaunch import BY_NODE_RANK, start_with
 
-from .kinds import PORT_EPHEMERAL, PORT_FORBIDDEN, PORT_IN_USE, PORT_PRIVILEGED
+from .kinds import (
+    PORT_EPHEMERAL,
+    PORT_FORBIDDEN,
+    PORT_IN_USE,
+    PORT_OF_ANOTHER_RANK_0,
+    PORT_PRIVILEGED,
+)
 
+_IN_EACH = "in each task"
 _FREE = "or another one from 1024 to 32767"
+_DOCTOR = re.compile(r"nccl[-_]doctor(?:\.pyz)?$")
 ANOTHER_PORT = "choose another MASTER_PORT on every host"
 
 
@@ -28,21 +37,17 @@ def own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
         if held["pid"] is None:
             who = "a process that this user may not see"
             who += f" (user id {held['uid']})" if held["uid"] is not None else ""
+        who_has_it = look(shell("sudo ss -tanp 'sport = :{:number}'", port), "who has this one")
+        end = end_processes([held["pid"]]) if held["pid"] else Fix(who_has_it)
+        kind, fix = PORT_IN_USE, Fix(*(replace(s, note=_FREE) for s in other), alternatives=[end])
+        if _DOCTOR.search(held["command"]):
+            kind, fix = PORT_OF_ANOTHER_RANK_0, _one_rank_0(rank, fix)
         yield Finding(
-            PORT_IN_USE,
+            kind,
             f"MASTER_PORT={port} is held by {who}",
             where,
             {**held, "bind_error": facts["bind_error"]},
-            fix=Fix(
-                *(replace(step, note=_FREE) for step in other),
-                alternatives=[
-                    end_processes([held["pid"]])
-                    if held["pid"]
-                    else Fix(
-                        look(shell("sudo ss -tanp 'sport = :{:number}'", port), "who has this one")
-                    )
-                ],
-            ),
+            fix=fix,
             shuts_out=True,
         )
     elif facts["bind_errno"] in (errno.EACCES, errno.EPERM, errno.ENOSYS):
@@ -74,3 +79,20 @@ def own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
                 alternatives=[] if low <= 29500 <= high else [Fix(*other)],
             ),
         )
+
+
+def _one_rank_0(rank: Rank, other_port: Fix) -> Fix:
+    """The fix that leaves one rank 0 on the host, by what numbers the tasks here."""
+    another = [replace(step, note="if that is of another job") for step in other_port.steps]
+    job = Fix(*another)
+    launch = rank.launch.launcher if rank.launch else ""
+    if "SLURM_LOCALID" not in rank.env:
+        own = "start it once on each host, or give each process a RANK of its own"
+        return Fix(text=own, alternatives=[job])
+    if launch in BY_NODE_RANK:
+        once = Step(shell("# srun --ntasks-per-node=1"), On.EVERY, note="one launcher on each host")
+        rank_of_host = Step(shell("# --node-rank $SLURM_NODEID"), On.EVERY, note="in its line")
+        return Fix(once, rank_of_host, alternatives=[job])
+    return Fix(
+        Step(shell("export RANK=$SLURM_PROCID"), On.EVERY, note=_IN_EACH), alternatives=[job]
+    )

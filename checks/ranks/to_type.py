@@ -20,6 +20,8 @@ def own_numbers(cluster: Cluster, hosts: Sequence[Sequence[Rank]]) -> str:
     taken = {host.node_rank for host in cluster.present_hosts}
     free = [number for number in range(cluster.nnodes) if number not in taken]
     launch = firsts[0].launch or Launch()
+    if launch.launcher in BY_NODE_RANK and (by_slurm := _by_slurm(firsts)):
+        return by_slurm
     kept = next((r for r in firsts if _is_at(r, launch.master_addr)), firsts[0])
     others = [rank for rank in firsts if rank is not kept]
     if launch.launcher not in BY_NODE_RANK or not len(others) <= min(len(free), _FEW):
@@ -32,6 +34,19 @@ def own_numbers(cluster: Cluster, hosts: Sequence[Sequence[Rank]]) -> str:
             for step in start_with([rank], "node_rank", number)
         )
     )
+
+
+def _by_slurm(firsts: Sequence[Rank]) -> Fix | None:
+    """The fix where Slurm has numbered the hosts, and perhaps started a launcher for each task."""
+    numbers = {rank.env.get("SLURM_NODEID", "") for rank in firsts}
+    if "" in numbers:
+        return None
+    tasks, nodes = (firsts[0].env.get(f"SLURM_{name}", "") for name in ("NTASKS", "NNODES"))
+    steps = start_with(firsts, "node_rank", shell("$SLURM_NODEID"), On.EVERY)
+    if tasks.isdecimal() and nodes.isdecimal() and int(tasks) > int(nodes):
+        once = Step(shell("# srun --ntasks-per-node=1"), On.EVERY, note="one launcher on each host")
+        return Fix(once, *steps)
+    return Fix(*steps) if len(numbers) == len(firsts) else None
 
 
 def _is_at(rank: Rank, address: str | None) -> bool:

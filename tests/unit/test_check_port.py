@@ -471,6 +471,35 @@ def test_the_port_in_use_is_rank_0s_alone_and_names_who_holds_it():
         assert "sport = :29500" in found.fix.alternatives[0]
 
 
+@each_row(
+    ("launcher", "env", "fix"),
+    [
+        (
+            "nccl-doctor",
+            {"SLURM_LOCALID": "1"},
+            ["# srun --ntasks-per-node=1", "# --node-rank $SLURM_NODEID"],
+        ),
+        ("srun", {"SLURM_LOCALID": "1"}, ["export RANK=$SLURM_PROCID"]),
+        ("env", {}, []),
+    ],
+)
+def test_another_rank_0_of_this_host_is_no_stranger_to_be_killed(launcher, env, fix):
+    """A launcher for each task, or the same RANK in all of them (NVIDIA/Megatron-LM#1371)."""
+    holder = {"state": "listening", "uid": 0, "pid": 29, "command": "python /opt/bin/nccl-doctor"}
+    taken = facts(
+        server="self", bind_errno=errno.EADDRINUSE, bind_error="Address in use", holder=holder
+    )
+    del taken["knock"]
+    made = make_cluster(("nd0",), check="port", by_host={"nd0": taken}, complete=False)
+    (found,) = judge(CHECK, change_rank(made, 0, env=env, launch={"launcher": launcher}))
+    assert (found.code, found.kind.title) == (
+        "port-in-use",
+        "Another nccl-doctor on this host serves MASTER_PORT",
+    )
+    assert [step.command for step in found.fix.steps] == fix
+    assert not any("kill" in step.command for each in found.fix.alternatives for step in each.steps)
+
+
 def test_a_port_under_the_agent_is_never_in_use_privileged_or_at_risk():
     held = facts(server="agent", ephemeral=[32768, 60999], port=40000, may_bind=False)
     hosts = {"nd0": held, "nd1": held}

@@ -29,6 +29,7 @@ from tests.support import findings
 from tests.support.checks import CHECKS
 from tests.support.clusters import change_rank, make_cluster, shut_out, with_round
 from tests.support.findings import calls, everywhere
+from tests.support.rows import each_row
 
 CHECK = CHECKS["ranks"]
 THREE = ("nd0", "nd1", "nd2")
@@ -179,6 +180,25 @@ class TestTwins:
         (step,) = finding.fix.steps  # node 2 is free
         assert (step.on, step.command) == (("nd2",), "# --node-rank 2")
         assert explained(cluster) == [("host-absent", "node-rank-duplicate")]
+
+    @each_row(
+        ("tasks", "fix"),
+        [
+            ("3", ["# --node-rank $SLURM_NODEID"]),
+            ("6", ["# srun --ntasks-per-node=1", "# --node-rank $SLURM_NODEID"]),
+        ],
+    )
+    def test_what_to_type_where_slurm_has_numbered_the_hosts(
+        self, tasks: str, fix: list[str]
+    ) -> None:
+        cluster = twin(make_cluster(THREE), 2, 1, nproc=2)
+        for seat in range(6):
+            numbers = {"SLURM_NODEID": str(seat // 2), "SLURM_NTASKS": tasks, "SLURM_NNODES": "3"}
+            cluster = change_rank(cluster, seat, env=numbers)
+        finding = only(
+            cluster, "node-rank-duplicate", hosts=["nd1", "nd2"], ranks=[2, 3], nodes=[1]
+        )
+        assert [step.command for step in finding.fix.steps] == fix
 
     def test_one_rank_per_host(self) -> None:
         cluster = twin(make_cluster(THREE, nproc=1), 2, 1, nproc=1)

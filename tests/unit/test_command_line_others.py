@@ -184,11 +184,13 @@ def test_programs_that_start_torchrun_by_variables(
 
 def test_a_rank_that_llamafactory_does_not_read():
     """One that was set by hand on each host: all of them are node 0."""
-    environ = {**OF_HOST_1, "FORCE_TORCHRUN": "1", "RANK": "1"}
+    environ = {**OF_HOST_1, "FORCE_TORCHRUN": "1", "RANK": "0"}
     del environ["NODE_RANK"]
     found = job("llamafactory-cli train x.yaml", **environ)
     assert (found.node_rank, found.sources["node_rank"]) == (0, "NODE_RANK")
-    assert said(found, "NODE_RANK is not set: every host then has node rank 0; RANK is not read")
+    assert said(found, "NODE_RANK is not set: every host then has node rank 0")
+    with pytest.raises(JobLineError, match="RANK=1 is not read, and NODE_RANK is not set: this"):
+        job("llamafactory-cli train x.yaml", **{**environ, "RANK": "1"})
 
 
 @each_row(

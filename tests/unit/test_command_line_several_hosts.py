@@ -35,6 +35,8 @@ from tests.support.verdicts import OK
         ("env NNODES=2 bash run.sh", "the command says NNODES=2"),
         ("vllm serve m --data-parallel-size 4 --data-parallel-address 10.0.0.5",
          "the command says --data-parallel-address 10.0.0.5"),
+        ("vllm serve m --data-parallel-address '' --headless",
+         "the command says --data-parallel-address, which is empty; is its shell variable set?"),
         ("mpirun -np 2 -host a,b python t.py", "the command says -host with 2 hosts"),
         ("mpirun -np 16 -H a:8,b:8 python t.py", "the command says -H with 2 hosts"),
         ("mpiexec -f hosts -n 4 python t.py", "the command says -f hosts"),

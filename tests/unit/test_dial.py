@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nccl_doctor.toolkit.net.dial import Origin, dial, dial_twice
+from nccl_doctor.toolkit.net.dial import Origin, dial, dial_twice, sockaddr
 
 HOME = "127.0.0.1"
 
@@ -77,6 +77,13 @@ def test_what_is_answered_at_once_needs_no_second_attempt() -> None:
         assert made is not None
         made.close()
         assert [each.outcome for each in found] == ["connected"]
+
+
+def test_a_zone_is_given_apart() -> None:
+    """bind(("fe80::1%3", 0)) is EINVAL: Python takes the zone from the fourth place only."""
+    assert sockaddr("fe80::1%3", 5) == ("fe80::1", 5, 0, 3)
+    assert sockaddr("fe80::1", 5) == ("fe80::1", 5)
+    assert sockaddr("192.0.2.1", 5) == ("192.0.2.1", 5)
 
 
 def test_an_own_address_that_is_none_is_an_end_and_no_exception() -> None:

@@ -51,7 +51,7 @@ def read_swift(
     Returns: None where they start one process.
 
     Raises:
-        JobLineError: torchrun would refuse what they make.
+        JobLineError: torchrun would refuse what they make, or it is not what is meant.
     """
     trains = megatron or (words and words[0].replace("_", "-") in _TRAINS)
     if not trains or not {"NPROC_PER_NODE", "NNODES"} & set(environ):
@@ -68,9 +68,14 @@ def _static(flags: dict[str, Said], environ: Mapping[str, str]) -> JobLine:
     """Job of which each host has its node rank; what is not set has a variable all the same."""
     notes: tuple[str, ...] = ()
     if number(flags.get("nnodes", Said("1", "NNODES")), 1) > 1:
+        rank = environ.get("RANK", "0")
+        if "node_rank" not in flags and rank != "0":
+            raise JobLineError(
+                f"RANK={rank} is not read, and NODE_RANK is not set: this host would be node 0; "
+                "set NODE_RANK on each host, from 0"
+            )
         if "node_rank" not in flags:
-            unread = "; RANK is not read" if "RANK" in environ else ""
-            notes = (f"NODE_RANK is not set: every host then has node rank 0{unread}",)
+            notes = ("NODE_RANK is not set: every host then has node rank 0",)
         flags.setdefault("node_rank", Said("0", "NODE_RANK"))
         flags.setdefault("master_addr", Said("127.0.0.1", "MASTER_ADDR"))
     return torchrun.resolve("torchrun", flags, notes)

@@ -116,6 +116,8 @@ class _Found:
         elif option in _ADDRESSES | starter.addresses and (host := _other_host(value)):
             self.master_addr = host
             self._say(f"{shown} {host}")
+        elif option in _ADDRESSES and not value:
+            self._say(f"{shown}, which is empty; is its shell variable set?")
         elif option in _FILES | starter.files and value:
             self.hostfile = value
             self._say(f"{shown} {value}")

@@ -147,7 +147,7 @@ class _Attempt:
             if origin is not None:
                 hold_to(self.sock, origin)
             ask_for_message(self.sock)
-            self.number = self.sock.connect_ex((address, port))
+            self.number = self.sock.connect_ex(sockaddr(address, port))
         except OSError as error:
             self.number = error.errno or errno.EIO
 
@@ -199,7 +199,7 @@ def _is_own(address: str) -> bool:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.bind((address, 0))
+            sock.bind(sockaddr(address, 0))
     except OSError:
         return False
     return True
@@ -210,7 +210,7 @@ def has_route(address: str) -> bool:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect((address, 9))  # a datagram socket only looks the route up
+            sock.connect(sockaddr(address, 9))  # a datagram socket only looks the route up
     except OSError:
         return False
     return True
@@ -226,6 +226,12 @@ def arp_flags(address: str, root: Path = Path("/")) -> int | None:
         return None
 
 
+def sockaddr(address: str, port: int) -> tuple[str, int] | tuple[str, int, int, int]:
+    """Address of a socket: of the zone in `fe80::1%3`, Python takes what is given apart only."""
+    bare, _, zone = address.partition("%")
+    return (bare, port, 0, int(zone)) if zone.isdecimal() else (address, port)
+
+
 def hold_to(sock: socket.socket, origin: Origin) -> None:
     """Bind a socket to an own address, and to its interface if one is named: packets then use no
     other one. Before Linux 5.7 only root may do that; else the routing table decides.
@@ -236,4 +242,4 @@ def hold_to(sock: socket.socket, origin: Origin) -> None:
     if origin.interface:
         with contextlib.suppress(PermissionError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, origin.interface.encode())
-    sock.bind((origin.address, origin.port))
+    sock.bind(sockaddr(origin.address, origin.port))

@@ -268,7 +268,8 @@ def queue(scene: Scene, host: Host, words: list[str]) -> None:
 def spare_nic(scene: Scene, host: Host, name: str, address: str, up: bool = True) -> None:
     """One more interface, with an address (`192.0.2.1/24`) that no other host can route to."""
     host.call("ip", "link", "add", name, "type", "veth", "peer", "name", f"{name}p"[:15])
-    host.call("ip", "addr", "add", address, "dev", name)
+    at_once = ["nodad"] if ":" in address else []  # else it cannot be used for a second or two
+    host.call("ip", "addr", "add", address, "dev", name, *at_once)
     if up:
         host.call("ip", "link", "set", name, "up")
         host.call("ip", "link", "set", f"{name}p"[:15], "up")
