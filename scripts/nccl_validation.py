@@ -24,7 +24,8 @@ from tests.lab.hosts import trouble
 from tests.lab.lab import Lab
 from tests.lab.nccl.rows import HOSTS, ROWS
 from tests.lab.nccl.trials import Result, build, compare
-from tests.lab.nccl.wheels import VERSIONS, NoWheel, library
+from tests.lab.nccl.wheels import VERSIONS, library
+from tests.support.wheels import NoWheel
 
 _HEAD = (
     "# Validation with NCCL",

