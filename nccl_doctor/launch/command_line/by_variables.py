@@ -65,7 +65,7 @@ def _given(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, Said]:
 
 
 def _static(flags: dict[str, Said], environ: Mapping[str, str]) -> JobLine:
-    """Job of which each host has its node rank; what is not set has a variable all the same."""
+    """Job of which each host is told its node rank; defaults count as told by their variables."""
     notes: tuple[str, ...] = ()
     if number(flags.get("nnodes", Said("1", "NNODES")), 1) > 1:
         rank = environ.get("RANK", "0")
