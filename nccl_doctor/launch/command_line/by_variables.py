@@ -65,7 +65,7 @@ def _given(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, Said]:
 
 
 def _static(flags: dict[str, Said], environ: Mapping[str, str]) -> JobLine:
-    """Job of which each host is told its node rank; defaults count as told by their variables."""
+    """Job with a node rank for each host; a default counts as the value of its variable."""
     notes: tuple[str, ...] = ()
     if number(flags.get("nnodes", Said("1", "NNODES")), 1) > 1:
         rank = environ.get("RANK", "0")
