@@ -12,6 +12,7 @@ from tests.support.rows import each_row
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "launchers.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("\n## What is said in which situation\n")[2].partition("\n## ")[0]
+CHECKED = PAGE.partition("\n## How each launcher is known")[2].partition("\n## ")[0]
 TESTS = dict(re.findall(r"^(\d+)\. `(tests/\S+::\S+)`$", SECTION, re.MULTILINE))
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
@@ -59,9 +60,17 @@ def test_every_cell_has_a_test_and_every_test_a_cell() -> None:
     assert len(heads) == 2
     assert len(filled) > 30
     used = {number for cell in filled for number in NUMBER.findall(cell)}
-    assert used == set(TESTS)
+    assert used | {*NUMBER.findall(CHECKED)} == set(TESTS)
     launchers = [row for row in ROWS if row not in heads and len(row) == len(heads[0])]
     bare = [cell for row in launchers for cell in row[1:] if cell != "—"]
     bare += [row[-1] for row in ROWS if row not in heads and row not in launchers]
     assert all(NUMBER.search(cell) for cell in bare)
     assert len({tuple(row) for row in ROWS}) == len(ROWS)
+
+
+def test_how_each_launcher_was_checked_has_a_test() -> None:
+    rows = [line for line in CHECKED.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 25
+    checked = [row.strip("| ").split("|")[-1].strip() for row in rows]
+    assert all(NUMBER.search(each) for each in checked)
+    assert sum(each.startswith("run") for each in checked) >= 14
