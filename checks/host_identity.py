@@ -56,6 +56,7 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.gpu.devices import see_other_gpus
 from nccl_doctor.toolkit.host import mounts, text_of
 from nccl_doctor.toolkit.hosts import is_namesake, published_address
+from nccl_doctor.toolkit.relaunch import ONE_LAUNCHER
 
 HOSTNAME = Kind(
     "hostname-duplicate",
@@ -107,7 +108,7 @@ _TASKS = {
         "srun",
         ("SLURM_JOB_ID", "SLURM_STEP_ID"),
         Fix(
-            Step(shell("# srun --ntasks-per-node=1"), On.EVERY, note="one launcher on each host"),
+            ONE_LAUNCHER,
             Step(shell("# --node-rank $SLURM_NODEID"), On.EVERY, note="in its line"),
         ),
     ),

@@ -11,7 +11,7 @@ from typing import Any
 from nccl_doctor.api import Finding, Fix, On, Rank, Step, Where, look, shell
 from nccl_doctor.toolkit.advice import end_processes
 from nccl_doctor.toolkit.net.ports import reserve_port
-from nccl_doctor.toolkit.relaunch import BY_NODE_RANK, start_with
+from nccl_doctor.toolkit.relaunch import BY_NODE_RANK, ONE_LAUNCHER, start_with
 
 from .kinds import (
     PORT_EPHEMERAL,
@@ -21,7 +21,6 @@ from .kinds import (
     PORT_PRIVILEGED,
 )
 
-_IN_EACH = "in each task"
 _FREE = "or another one from 1024 to 32767"
 _DOCTOR = re.compile(r"nccl[-_]doctor(?:\.pyz)?$")
 ANOTHER_PORT = "choose another MASTER_PORT on every host"
@@ -90,9 +89,8 @@ def _one_rank_0(rank: Rank, other_port: Fix) -> Fix:
         own = "start it once on each host, or give each process a RANK of its own"
         return Fix(text=own, alternatives=[job])
     if launch in BY_NODE_RANK:
-        once = Step(shell("# srun --ntasks-per-node=1"), On.EVERY, note="one launcher on each host")
         rank_of_host = Step(shell("# --node-rank $SLURM_NODEID"), On.EVERY, note="in its line")
-        return Fix(once, rank_of_host, alternatives=[job])
+        return Fix(ONE_LAUNCHER, rank_of_host, alternatives=[job])
     return Fix(
-        Step(shell("export RANK=$SLURM_PROCID"), On.EVERY, note=_IN_EACH), alternatives=[job]
+        Step(shell("export RANK=$SLURM_PROCID"), On.EVERY, note="in each task"), alternatives=[job]
     )

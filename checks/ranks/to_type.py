@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from nccl_doctor.api import Cluster, Command, Fix, Launch, On, Rank, Step, look, number_range, shell
-from nccl_doctor.toolkit.relaunch import BY_NODE_RANK, endpoint_of, start_with
+from nccl_doctor.toolkit.relaunch import BY_NODE_RANK, ONE_LAUNCHER, endpoint_of, start_with
 
 _FEW = 4
 """Hosts that get a line each."""
@@ -44,8 +44,7 @@ def _by_slurm(firsts: Sequence[Rank]) -> Fix | None:
     tasks, nodes = (firsts[0].env.get(f"SLURM_{name}", "") for name in ("NTASKS", "NNODES"))
     steps = start_with(firsts, "node_rank", shell("$SLURM_NODEID"), On.EVERY)
     if tasks.isdecimal() and nodes.isdecimal() and int(tasks) > int(nodes):
-        once = Step(shell("# srun --ntasks-per-node=1"), On.EVERY, note="one launcher on each host")
-        return Fix(once, *steps)
+        return Fix(ONE_LAUNCHER, *steps)
     return Fix(*steps) if len(numbers) == len(firsts) else None
 
 

@@ -9,12 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
-from nccl_doctor.launch.launchers import number
+from nccl_doctor.launch.launchers import first_words, number
 from nccl_doctor.model.job import UnreadHosts
-from nccl_doctor.toolkit import files
-
-_MOST = 1 << 20
-"""Bytes of a file of hosts: that of ten thousand hosts with 8 slots each."""
 
 
 def _count(text: str, _: Mapping[str, str]) -> int:
@@ -46,17 +42,19 @@ def _in_json(text: str, _: Mapping[str, str]) -> int:
 
 
 def _pairs(text: str, _: Mapping[str, str]) -> int:
-    """Hosts of `a1 8 a2 8`; the host of the batch script is there with one slot, on some sites."""
-    return len(set(text.split()[::2]))
+    """Hosts of `a1 8 a2 8`, without the host of the batch script: sites with jsrun have it first,
+    with one slot.
+    """
+    words = text.split()
+    hosts, slots = words[::2], words[1::2]
+    if slots[:1] == ["1"] and set(slots[1:]) - {"1"}:
+        del hosts[0]
+    return len(set(hosts))
 
 
 def _in_file(text: str, _: Mapping[str, str]) -> int:
     """Different first words of the lines: a host for each, or a line for each of its slots."""
-    try:
-        lines = files.read(text, _MOST).decode("utf-8", "replace").splitlines()
-    except OSError:
-        return 0
-    return len({words[0] for line in lines if (words := line.split())})
+    return len(set(first_words(text)))
 
 
 _Reader = Callable[[str, Mapping[str, str]], int]

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from nccl_doctor.launch.ssh.hostfile import MAX_BYTES
 from nccl_doctor.model.launch import PER_HOST
 from nccl_doctor.toolkit import files
 from nccl_doctor.toolkit.slurm import first_address, slurm_hosts
@@ -311,8 +312,6 @@ _JOBS = (
     *("SLURM_JOB_ID", "SLURM_JOBID"),
 )
 """Variables with the number of a job."""
-_MOST = 1 << 20
-"""Bytes of a file of hosts."""
 _HOSTS_OF_MPIRUN = {
     "OMPI_MCA_orte_hnp_uri": r"tcp://([0-9.]+)[,:]",
     "PMIX_NAMESPACE": r"^(?:prterun|prte)-([\w.-]+)-\d+@\d+$",
@@ -379,11 +378,17 @@ def _first_of_pbs(launcher: Launcher, environ: Mapping[str, str]) -> tuple[str, 
     path = environ.get("PBS_NODEFILE", "")
     if launcher is not PALS or not path:
         return None
+    names = first_words(path)
+    return (names[0], "PBS_NODEFILE") if names else None
+
+
+def first_words(path: str) -> list[str]:
+    """First word of each line of a scheduler's file of hosts; none if it cannot be read."""
     try:
-        words = files.read(path, _MOST).decode("utf-8", "replace").split()
+        lines = files.read(path, MAX_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
-        return None
-    return (words[0], "PBS_NODEFILE") if words else None
+        return []
+    return [words[0] for line in lines if (words := line.split())]
 
 
 def _first_of_the_step(environ: Mapping[str, str]) -> tuple[str, str] | None:

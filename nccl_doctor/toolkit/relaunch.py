@@ -28,6 +28,8 @@ STARTERS: Mapping[str, str] = {
 """Launcher whose tasks may be ranks → the program that starts them, as it is typed."""
 BY_NODE_RANK = (OWN, "torchrun", "accelerate", *PER_HOST)
 """Launchers that are told the node rank and the number of hosts on each host."""
+ONE_LAUNCHER = Step(shell("# srun --ntasks-per-node=1"), On.EVERY, note="one launcher on each host")
+"""Step where each task of srun has started a launcher of ranks."""
 PASS_ON = (*STARTERS, *PER_HOST, "ray")
 """Launchers that pass the variables of a shell on, or whose hosts have their own."""
 _ENDPOINTS = (ENDPOINT, "PET_RDZV_ENDPOINT", "--dist-init-addr")

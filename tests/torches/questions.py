@@ -95,7 +95,7 @@ def a_socket_for_a_store_with_libuv() -> str:
 
 
 def time_outs_of_a_group() -> str:
-    """Of gloo and nccl, by default."""
+    """Default time-outs of gloo and nccl."""
     from torch.distributed import constants
 
     gloo = constants.default_pg_timeout.total_seconds()
@@ -104,7 +104,7 @@ def time_outs_of_a_group() -> str:
 
 
 def time_out_of_new_group_where_the_first_has_7_s() -> str:
-    """Of a group of gloo."""
+    """Time-out of a second group of gloo."""
     dist.init_process_group(
         "gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=7)
     )

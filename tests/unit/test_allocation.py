@@ -52,6 +52,7 @@ def in_folder(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
         ({"OAR_NODEFILE": "FOLDER/pbs"}, "OAR_NODEFILE has 2 hosts"),
         ({"PE_HOSTFILE": "FOLDER/pe"}, "PE_HOSTFILE has 2 hosts"),
         ({"LSB_MCPU_HOSTS": "a1 8 a2 8"}, "LSB_MCPU_HOSTS has 2 hosts"),
+        ({"LSB_MCPU_HOSTS": "a1 1 a2 1"}, "LSB_MCPU_HOSTS has 2 hosts"),
         ({"SLURM_JOB_NUM_NODES": "2"}, "SLURM_JOB_NUM_NODES has 2 hosts"),
         # one host, or nobody knows
         ({}, ""),
@@ -65,6 +66,7 @@ def in_folder(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
         ({"PBS_NODEFILE": "FOLDER/absent"}, ""),
         ({"PBS_NODEFILE": ""}, ""),
         ({"LSB_MCPU_HOSTS": "a1 1 a1 8"}, ""),
+        ({"LSB_MCPU_HOSTS": "batch2 1 a1 42"}, ""),
         ({"SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_ID": "0"}, ""),
     ],
 )
