@@ -69,7 +69,12 @@ from nccl_doctor.toolkit.hosts import is_namesake, published_address, sides_in_w
 from nccl_doctor.toolkit.net.interfaces import interfaces, is_loopback
 from nccl_doctor.toolkit.net.names import LookUp, look_up
 from nccl_doctor.toolkit.net.routes import source_towards
-from nccl_doctor.toolkit.peers.common_interface import NONE_FOUND, common_interface
+from nccl_doctor.toolkit.peers.common_interface import (
+    NONE_FOUND,
+    Choice,
+    common_interface,
+    interface_fix,
+)
 from nccl_doctor.toolkit.shared_kinds import ADDR_DIGITS_ONLY, ADDR_LOOPBACK, ADDR_UNRESOLVABLE
 
 NOT_OURS = ADDR_LOOPBACK.variant(
@@ -78,6 +83,7 @@ NOT_OURS = ADDR_LOOPBACK.variant(
     "it connect to themselves.",
 )
 
+_IPV4_FIRST = "put the IPv4 addresses of the hosts into /etc/hosts, before IPv6 ones"
 FAMILIES_DIFFER = Kind(
     code="gloo-families-differ",
     layer=Layer.NAME,
@@ -91,7 +97,7 @@ FAMILIES_DIFFER = Kind(
             note="gloo takes the first address of it, IPv4 before IPv6",
             undo=shell("unset GLOO_SOCKET_IFNAME"),
         ),
-        alternatives=["put the IPv4 addresses of the hosts into /etc/hosts, before IPv6 ones"],
+        alternatives=[_IPV4_FIRST],
     ),
     between=True,
 )
@@ -216,13 +222,12 @@ def _families(cluster: Cluster) -> Iterator[Finding]:
     """Finding on hosts where gloo takes an address of another family than elsewhere."""
     families: dict[str, str] = {}
     chosen: dict[str, list[str]] = {}
-    nics: set[str] = set()
+    nics: dict[int, str] = {}
     for rank, facts in cluster.facts("interfaces"):
         picks = facts["choices"]["gloo"]["picks"]
         # A loopback address is another fault, which this one would only follow.
         if picks and not is_loopback(picks[0][1]):
-            nic, address = picks[0]
-            nics.add(nic)
+            nics[rank.seat], address = picks[0]
             families[rank.host.label] = "IPv6" if ":" in address else "IPv4"
             chosen.setdefault(families[rank.host.label], []).append(rank.host.label)
     odd = odd_ones_out(families)
@@ -231,6 +236,21 @@ def _families(cluster: Cluster) -> Iterator[Finding]:
             FAMILIES_DIFFER,
             f"the address that gloo takes is {sides_in_words(chosen)}",
             Where(hosts=tuple(sorted(odd.places))),
-            fix=fill(FAMILIES_DIFFER.fix, NIC=nics.pop()) if len(nics) == 1 else "",
+            fix=_one_family(cluster, nics),
             severity=Severity.FAIL if cluster.backend == "gloo" else Severity.WARN,
         )
+
+
+def _one_family(cluster: Cluster, nics: Choice) -> str:
+    """The fix that names interfaces which all have an IPv4 address; empty where none are known.
+
+    `nics`: interface of each host whose address gloo takes now.
+    """
+    used = nics if len(set(nics.values())) == 1 else common_interface(cluster) or {}
+    for rank, facts in cluster.facts("interfaces"):
+        own = (nic for nic in facts["interfaces"] if nic["name"] == used.get(rank.seat))
+        if all(":" in address for nic in own for address in nic["addresses"]):
+            return ""
+    if len(names := set(used.values())) == 1:
+        return fill(FAMILIES_DIFFER.fix, NIC=names.pop())
+    return Fix(*interface_fix(cluster, nccl=False).steps, alternatives=[_IPV4_FIRST])

@@ -8,6 +8,7 @@ from typing import Any
 from nccl_doctor.api import ALONE, Cluster, Finding, Step
 from nccl_doctor.checks.firewall import Firewall
 from nccl_doctor.checks.interfaces import Interfaces
+from nccl_doctor.checks.own_name import OwnName
 from nccl_doctor.toolkit.peers.common_interface import NONE_FOUND, common_interface, interface_fix
 from tests.support.clusters import with_round
 from tests.support.findings import judge
@@ -122,6 +123,30 @@ def test_a_network_in_which_names_differ_is_proposed_host_by_host() -> None:
         ("export GLOO_SOCKET_IFNAME=eth0", ("nd0",)),
         ("export GLOO_SOCKET_IFNAME=ens3", ("nd1",)),
     ]
+
+
+def test_the_fix_for_two_families_names_an_interface_with_ipv4_on_every_host() -> None:
+    cards = {
+        "nd0": {"eth0": "192.168.77.1", "ib0": "10.0.0.1"},
+        "nd1": {"ens3": "192.168.77.2", "ib0": "10.0.0.2"},
+    }
+    world = cabled(cards, backend="gloo")
+    world.facts["nd0"]["choices"]["gloo"] = choice([("eth0", "192.168.77.1")])
+    world.facts["nd1"]["choices"]["gloo"] = choice([("ens3", "fd00::2")])
+
+    def fix() -> str:
+        (found,) = judge(OwnName(), world.cluster())
+        assert found.code == "gloo-families-differ"
+        return found.fix or found.kind.fix
+
+    assert fix().startswith("on every host: export GLOO_SOCKET_IFNAME=ib0")
+    for name in cards:
+        world.facts[name]["interfaces"][0]["mbps"] = 200_000
+    assert fix().startswith(
+        "on nd0: export GLOO_SOCKET_IFNAME=eth0; on nd1: export GLOO_SOCKET_IFNAME=ens3"
+    )
+    world.facts["nd1"]["interfaces"][0]["addresses"] = ["fd00::2"]
+    assert "GLOO_SOCKET_IFNAME=NIC" in fix(), "it would take IPv6 there still"
 
 
 def test_a_bad_choice_gets_the_same_interface_on_every_host_and_for_every_finding() -> None:
