@@ -28,7 +28,8 @@ that is named, or choose another MASTER_PORT below the ephemeral range, the same
 
 When it is wrong
 ----------------
-A firewall that answers with a reset looks like a port where nothing listens. A host that is off
+A firewall that answers with a reset looks like a port where nothing listens; so does, before Linux
+5.9, one that answers "port unreachable". A host that is off
 looks like a firewall that drops. A router on the way may also answer that it cannot deliver; who
 answered is known from Linux 5.9 on, and before that such an answer looks like a firewall's. A
 frozen store looks like a proxy that accepts connections and forwards nothing. Where no host on the
@@ -100,7 +101,13 @@ from .kinds import (
 )
 from .own_port import ANOTHER_PORT, own_port
 from .reasons import excuse_for, in_common, reason_of
-from .rejections import forbidden_here, rejected_by, rejected_here, turned_back_by
+from .rejections import (
+    forbidden_here,
+    refused_by,
+    rejected_by,
+    rejected_here,
+    turned_back_by,
+)
 from .road import Knocks, knock
 
 SHORT_S = 7.0  # if the store is up before the first host connects
@@ -413,7 +420,8 @@ def _unanswered(seen: _Seen) -> Finding:
         if seen.endpoint:
             start = f"start the job there: its endpoint is {seen.master}:{port}, or open the port"
         fix = Fix(seen.look, alternatives=[start])
-        return seen.finding(PORT_REFUSED, f"{at} refuses connections", seen.link, fix)
+        message = f"{at} refuses connections{refused_by(seen.last)}"
+        return seen.finding(PORT_REFUSED, message, seen.link, fix)
     if outcome == "rejected" or (outcome == "turned-back" and seen.other_port_answers):
         said, sure = rejected_by(seen.last, seen.other_port_answers)
         message = f"connections to {at} are rejected by {said}"

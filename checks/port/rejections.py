@@ -43,7 +43,10 @@ def rejected_by(last: Mapping[str, Any], port_that_answers: int | None) -> tuple
     """
     said = last.get("icmp") or {}
     sender = said.get("sender", "")
-    words = f": {last['detail']}" if last["detail"] else ""
+    detail = last["detail"]
+    if last["errno"] == errno.ECONNREFUSED:  # "Connection refused" reads like a closed port
+        detail = "ICMP port unreachable"
+    words = f": {detail}" if detail else ""
     words += f" (from {sender})" if sender else ""
     if port_that_answers:
         return f"a firewall{words}; its port {port_that_answers} answers", Confidence.CERTAIN
@@ -51,6 +54,17 @@ def rejected_by(last: Mapping[str, Any], port_that_answers: int | None) -> tuple
         return f"a firewall{words}", Confidence.CERTAIN
     # A router says the same of a host that is off.
     return f"a firewall, or by a router because the host is off{words}", Confidence.LIKELY
+
+
+def refused_by(last: Mapping[str, Any]) -> str:
+    """Words for a refusal that comes from another host than the called one; else empty."""
+    said = last.get("icmp")
+    if said is None:
+        return ""
+    return (
+        f" (says {said['sender']}, not that host: a firewall on the way, or a Kubernetes service "
+        "without a ready pod)"
+    )
 
 
 def turned_back_by(last: Mapping[str, Any]) -> str:

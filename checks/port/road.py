@@ -311,7 +311,10 @@ class _Road:
             return f"a router on the way has had no route to {address} for {stood:.0f} s"
         # A router also answers for a host that is off: only its own kernel proves that it is up.
         up = self._host_answers() or arp_flags(address, self.root)
-        if outcome in ("rejected", "turned-back") and up and stood > REJECT_STANDS_S:
+        # Kubernetes refuses at the port of a service until a pod of it is ready: that may pass.
+        stays = self.last["errno"] != errno.ECONNREFUSED
+        if outcome in ("rejected", "turned-back") and stays and up and stood > REJECT_STANDS_S:
+            return f"a firewall has rejected the connection for {stood:.0f} s"
             return f"a firewall has rejected the connection for {stood:.0f} s"
         if outcome == "dropped" and self._host_answers():
             return f"the host is up, and only port {self.port} gives no answer"

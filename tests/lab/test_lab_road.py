@@ -89,6 +89,7 @@ def test_master_port_is_taken(lab: Lab) -> None:
     [
         ("drop", "port-blocked"),
         pytest.param("icmp type admin-prohibited", "port-blocked", marks=pytest.mark.wide),
+        ("icmp type port-unreachable", "port-blocked"),
         pytest.param("tcp reset", "port-refused", marks=pytest.mark.wide),
     ],
 )
@@ -261,6 +262,7 @@ def test_a_router_that_cannot_deliver_is_no_firewall(lab: Lab) -> None:
         host.call("ip", "addr", "add", f"fd00::{host.index + 1}/64", "dev", "eth0", "nodad")
     faults.incoming(nd0, "tcp dport 5001 reject with icmpx type host-unreachable")
     faults.incoming(nd0, "tcp dport 5002 reject with icmpx type admin-prohibited")
+    faults.incoming(nd0, "tcp dport 5004 reject")
     asked = {
         "10.8.3.1@9": f"turned-back {router}",  # no route there: ENETUNREACH
         "10.8.1.1@9": f"turned-back {router}",  # the host is off: EHOSTUNREACH
@@ -269,6 +271,8 @@ def test_a_router_that_cannot_deliver_is_no_firewall(lab: Lab) -> None:
         f"{nd0.address}@5002": f"rejected {nd0.address}",
         "fd00::1@5002": "rejected fd00::1",  # EACCES, and no rule of the caller
         f"{nd0.address}@5003": "refused ",
+        f"{nd0.address}@5004": f"rejected {nd0.address}",  # the same error number
+        "fd00::1@5004": "rejected fd00::1",
         "10.9.0.1@9": "unreachable ",  # nd1 itself has no route
     }
     ours = [str(Path(nccl_doctor.__file__).parents[1]), sysconfig.get_paths()["purelib"]]

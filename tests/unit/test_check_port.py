@@ -402,6 +402,19 @@ def test_who_rejects_its_own_call_is_the_host_itself() -> None:
         (found,) = view_of_nd1(last)
         assert found.where == where
         assert found.code == ("port-blocked" if where is HERE else "port-refused")
+        assert ("says 192.168.77.9, not that host" in found.message) is (where is LINK)
+
+
+def test_port_unreachable_from_the_host_itself_is_its_firewall() -> None:
+    """`dial` calls it rejected: a port where nothing listens answers with a reset."""
+    said = {"type": 3, "code": 3, "cannot_deliver": False, "no_host": False}
+    last = tried("rejected", errno=errno.ECONNREFUSED, icmp={"sender": "192.168.77.5", **said}) | {
+        "address": "192.168.77.5"
+    }
+    (found,) = view_of_nd1(last)
+    assert (found.code, found.where, found.level) == ("port-blocked", LINK, Severity.FAIL)
+    assert "a firewall: ICMP port unreachable (from 192.168.77.5)" in found.message
+    assert found.fix == "open tcp port 29500 on nd0 for this host"
 
 
 def test_an_address_that_no_host_has_is_no_rule_of_this_host() -> None:

@@ -52,7 +52,8 @@ class Dial:
     `outcome` is one of
     `connected`; `refused` (a reset: the host answers, nothing listens there);
     `dropped` (no answer at all within the time: a silent firewall, or a host that is off);
-    `rejected` (an ICMP "prohibited" or a local rule: a firewall that answers);
+    `rejected` (an ICMP "prohibited", "port unreachable" from the host itself, or a local rule: a
+    firewall that answers);
     `unreachable` (this host has no route); `no-neighbour` (no host has that address on the local
     network); `turned-back` (a router on the way answers that it cannot deliver: it has no route,
     or does not find the host); `error` (anything else, see `errno`).
@@ -191,6 +192,8 @@ def _outcome(number: int, address: str, took_s: float, said: Icmp | None, *, hel
         return "rejected" if took_s < _ARP_SECONDS else "no-neighbour"
     if number == errno.ENETUNREACH and said is not None:
         return "rejected"
+    if number == errno.ECONNREFUSED and said is not None and said.sender == address:
+        return "rejected"  # its TCP answers with a reset: this is the plain REJECT of a firewall
     return _CLASSES.get(number, "error")
 
 
