@@ -36,7 +36,23 @@ TWO_NODES = (
     "link-down-last",
     "loopback-down",
 )
-OTHERS = ("mtu-differs", "few-ports", "temp-dir", "env-typo")
+OTHERS = (
+    "mtu-differs",
+    "few-ports",
+    "temp-dir",
+    "env-typo",
+    "env-differs",
+    "firewall-rejects-port",
+    "firewall-rejects-answers",
+    "calls-out-dropped",
+    "master-is-not-node-0",
+    "digits-only",
+    "interface-link-local",
+    "interface-unroutable",
+    "interface-down",
+    "interface-syntax",
+    "mtu-jumbo-over-small",
+)
 WIDE = [pytest.param(each, marks=pytest.mark.wide) for each in (*TWO_NODES, *OTHERS)]
 
 

@@ -269,6 +269,8 @@ def spare_nic(scene: Scene, host: Host, name: str, address: str, up: bool = True
     """One more interface, with an address (`192.0.2.1/24`) that no other host can route to."""
     host.call("ip", "link", "add", name, "type", "veth", "peer", "name", f"{name}p"[:15])
     at_once = ["nodad"] if ":" in address else []  # else it cannot be used for a second or two
+    if at_once:  # nor can the one that the kernel would add
+        host.call("ip", "link", "set", name, "addrgenmode", "none")
     host.call("ip", "addr", "add", address, "dev", name, *at_once)
     if up:
         host.call("ip", "link", "set", name, "up")
