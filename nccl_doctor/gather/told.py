@@ -8,6 +8,7 @@ from nccl_doctor.model.report import Report
 from nccl_doctor.registry import Registry
 
 _MESSAGE_MAX, _HOSTS_MAX = 300, 64
+_SEE = "see node 0's report: it says which of the hosts is to be started in another way"
 
 
 def reasons_of(report: Report) -> tuple[Reason, ...]:
@@ -19,7 +20,11 @@ def reasons_of(report: Report) -> tuple[Reason, ...]:
 
 
 def findings_of(end: Finish, registry: Registry, host: str) -> list[Finding]:
-    """Findings of one host: the causes that rank 0 sent and in whose place it is."""
+    """Findings of one host: the causes that rank 0 sent and in whose place it is.
+
+    What to do about them is in the report of rank 0: with several hosts in the place, only that
+    knows what each is to do.
+    """
     by = f" ({end.host})" if end.host else ""
     found = []
     for each in end.reasons:
@@ -31,6 +36,7 @@ def findings_of(end: Finish, registry: Registry, host: str) -> list[Finding]:
                     kind,
                     f'node 0{by} says: "{words}"',
                     Where(hosts=(host,)),
+                    fix=_SEE if len(each.hosts) > 1 else "",
                     confidence=Confidence.LIKELY,
                     check=owner.name if owner is not None else "",
                 )
