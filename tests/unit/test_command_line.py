@@ -437,6 +437,35 @@ def test_the_hosts_that_the_filters_leave(flags: str, hosts: dict[str, int], cwd
     assert found.nnodes == len(hosts)
 
 
+@pytest.mark.parametrize(
+    ("version", "good"),
+    [("0.15.1", True), ("0.15.2", False), ("0.19.6", False), ("0.19.7", True)],
+)
+def test_a_host_that_older_deepspeed_leaves_out(
+    version: str, good: bool, cwd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """0.15.2 to 0.19.6 take --include as it is: without slots, no rank of that host is started."""
+    record = tmp_path / f"deepspeed-{version}.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text(f"Name: deepspeed\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    line = "deepspeed --hostfile hosts --include {} t.py"
+    if good:
+        found = job(line.format("worker-2@worker-0:0,7"), cwd)
+        assert {each.name: each.slots for each in found.hosts} == {"worker-0": 2, "worker-2": 4}
+        return
+    with pytest.raises(JobLineError) as refused:
+        job(line.format("worker-2@worker-0:0,7"), cwd)
+    assert str(refused.value) == (
+        f"deepspeed: --include: deepspeed {version} leaves out worker-2 without its slots; "
+        'write "worker-2:0,1,2,3"'
+    )
+    found = job(line.format("worker-2:0,1,2,3@worker-0:0,9"), cwd)
+    assert {each.name: each.slots for each in found.hosts} == {"worker-0": 2, "worker-2": 4}
+    with pytest.raises(JobLineError, match=r'leaves out localhost without .* "localhost:0,1"'):
+        job("deepspeed --include localhost t.py", cwd)
+
+
 def test_the_ssh_that_deepspeed_needs_on_this_host(cwd: Path):
     """deepspeed 0.19.8 asks for a log-in though the hostfile names this host alone."""
     asked = {

@@ -6,7 +6,7 @@ one. Those of elastic training were there from 0.7 on, and are gone in 0.19.8.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,9 @@ from nccl_doctor.launch.command_line.job_line import (
 )
 from nccl_doctor.launch.ssh import hostfile
 from nccl_doctor.launch.ssh.hostfile import Entry
+from nccl_doctor.toolkit.programs import installed
 from nccl_doctor.toolkit.suggest import suggest
+from nccl_doctor.toolkit.versions import release
 
 FLAGS = FlagTable(
     values="""
@@ -43,6 +45,8 @@ FLAGS = FlagTable(
 
 HOSTFILE = "/job/hostfile"
 """Default hostfile, read if it exists."""
+_AS_IT_IS = (0, 15, 2), (0, 19, 7)
+"""First release that takes --include as it is, and first one that does not again."""
 LAUNCHERS = ("pdsh", "openmpi", "mpich", "impi", "slurm", "mvapich")
 _PORT = "29500"
 _ALL: frozenset[int] = frozenset()
@@ -124,7 +128,10 @@ def _alone(draft: Draft, flags: GivenFlags) -> None:
     count = flags.get("num_gpus")
     slots: Sequence[int] = ()
     if include and include.text:
-        slots = sorted(_filter(include, ["localhost"])["localhost"])
+        chosen = _filter(include, ["localhost"])
+        if version := _takes_include_as_it_is():
+            _refuse_whole_hosts(include, chosen, {}, version)
+        slots = sorted(chosen["localhost"])
         source = include.source
     elif count and _count(count) > 0:
         slots, source = range(_count(count)), count.source
@@ -189,6 +196,10 @@ def _active(flags: GivenFlags, entries: Sequence[Entry]) -> list[tuple[Entry, Se
         if not said or not said.text:
             continue
         wanted = _filter(said, list(slots))
+        if name == "include" and (version := _takes_include_as_it_is()):
+            _refuse_whole_hosts(said, wanted, {h: len(own) for h, own in slots.items()}, version)
+            slots = {host: set(wanted.get(host, ())) for host in slots}
+            continue
         for host, numbers in wanted.items():
             if not numbers <= slots[host]:
                 worst = min(numbers - slots[host])
@@ -221,6 +232,28 @@ def _filter(said: Said, hosts: Sequence[str]) -> dict[str, frozenset[int]]:
         found = frozenset(number(slot, 0) for slot in slots) if colon else _ALL
         wanted[host] = wanted.get(host, _ALL) | found
     return wanted
+
+
+def _takes_include_as_it_is() -> str:
+    """The version of the installed deepspeed, if it looks up no slots for --include: 0.15.2 to
+    0.19.6 (`parse_inclusion_exclusion` of launcher/runner.py). Then a slot that the hostfile does
+    not have is taken, and a host without slots has none, and is left out in silence.
+    """
+    version = installed("deepspeed") or ""
+    return version if _AS_IT_IS[0] <= release(version) < _AS_IT_IS[1] else ""
+
+
+def _refuse_whole_hosts(
+    said: Said, wanted: Mapping[str, frozenset[int]], slots: Mapping[str, int], version: str
+) -> None:
+    """JobLineError for a host without slots, of one that has so many `slots`, or 2."""
+    for host, numbers in wanted.items():
+        if not numbers:
+            all_of_it = ",".join(map(str, range(slots.get(host) or 2)))
+            raise JobLineError(
+                f"{said.source}: deepspeed {version} leaves out {host} without its slots; write "
+                f'"{host}:{all_of_it}"'
+            )
 
 
 def _no_ssh_rank(flags: GivenFlags, nnodes: int) -> int:
