@@ -21,7 +21,7 @@ TEST_ENV := RES_OPTIONS="timeout:1 attempts:1" PYTHONDONTWRITEBYTECODE=
 SIDE_BY_SIDE := -n 6 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help doctor test test-wide test-nccl test-torch test-gpu gpu-validation accuracy accuracy-long chaos docs site screenshots man zipapp lint format new-check clean
+.PHONY: help doctor test test-wide test-nccl test-torch test-newest test-gpu gpu-validation accuracy accuracy-long chaos docs site screenshots man zipapp lint format new-check clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,10 @@ test-nccl: $(VENV)/.dev ## compare our rules with real NCCL, and write docs/nccl
 test-torch: $(VENV)/.dev ## run with other releases of torch, and write docs/torch-versions.md
 	@scripts/lab_tools.sh
 	$(TEST_ENV) $(BIN)/python scripts/torch_versions.py --write docs/torch-versions.md $(ARGS)
+
+test-newest: $(VENV)/.dev ## run with the newest of everything that the index offers, and say what changed
+	@scripts/lab_tools.sh
+	$(TEST_ENV) $(BIN)/python scripts/newest.py $(ARGS)
 
 # One after the other: they measure speed, and share the GPU's memory. All skipped is no success
 # where somebody says that there must be a GPU.

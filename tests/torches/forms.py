@@ -7,7 +7,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 FORM_S = 300
@@ -50,9 +50,12 @@ def start(form: str, python: Path, port: int) -> str:
     return f"{verdict} {took}{': ' if loud else ''}{', '.join(loud)}"
 
 
-def run(argv: Sequence[str], limit_s: float = FORM_S) -> tuple[int, str]:
-    """Exit code, -1 for one that was late, and both outputs."""
+def run(
+    argv: Sequence[str], limit_s: float = FORM_S, more: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Exit code, -1 for one that was late, and both outputs. `more`: variables."""
     environ = {**os.environ, "RES_OPTIONS": "timeout:1 attempts:1", "PYTHONPATH": str(_ROOT)}
+    environ |= more or {}
     try:
         done = subprocess.run(
             argv,
