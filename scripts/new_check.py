@@ -153,7 +153,7 @@ STEPS = """\
 
     Then make it yours:
       1. {check}: the question, the facts, the kinds, the rule. A code that you rename or
-         add stands in tests/unit/test_registry.py too, and in CHANGELOG.md.
+         add stands in tests/unit/test_registry.py too; one that users know, in CHANGELOG.md.
       2. {test}: the rule on made-up clusters, code and place.
       3. make doctor ARGS="--select {name} -v" tries it on this machine.
       4. The two lines above, again. `make docs` makes pages: commit them.
