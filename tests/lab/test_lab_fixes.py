@@ -49,7 +49,6 @@ OTHERS = (
     "digits-only",
     "interface-link-local",
     "interface-unroutable",
-    "interface-down",
     "interface-syntax",
     "mtu-jumbo-over-small",
 )
