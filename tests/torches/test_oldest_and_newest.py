@@ -1,6 +1,6 @@
 """The oldest and the newest torch, each from its own wheel; `make test-torch` has those between.
 
-Wide, as the wheels and their libraries are some GB: `.ci/run` calls it by itself.
+Wide, as the wheels and their libraries are some 9 GB: `make test ARGS=tests/torches`.
 """
 
 from __future__ import annotations
