@@ -29,13 +29,12 @@ that is named, or choose another MASTER_PORT below the ephemeral range, the same
 When it is wrong
 ----------------
 A firewall that answers with a reset looks like a port where nothing listens; so does, before Linux
-5.9, one that answers "port unreachable". A host that is off
-looks like a firewall that drops. A router on the way may also answer that it cannot deliver; who
-answered is known from Linux 5.9 on, and before that such an answer looks like a firewall's. A
-frozen store looks like a proxy that accepts connections and forwards nothing. Where no host on the
-local network has the address, rank 0's host may be off or cut off, or the address may be wrong: the
-link is named, not this host. The process that holds a port cannot always be seen if it belongs to
-another user or container.
+5.9, one that answers "port unreachable". A host that is off looks like a firewall that drops. A
+router on the way may also answer that it cannot deliver; who answered is known from Linux 5.9 on,
+and before that such an answer looks like a firewall's. A frozen store looks like a proxy that
+accepts connections and forwards nothing. Where no host on the local network has the address, rank
+0's host may be off or cut off, or the address may be wrong: the link is named, not this host. The
+process that holds a port cannot always be seen if it belongs to another user or container.
 
 References
 ----------
@@ -101,13 +100,7 @@ from .kinds import (
 )
 from .own_port import ANOTHER_PORT, own_port
 from .reasons import excuse_for, in_common, reason_of
-from .rejections import (
-    forbidden_here,
-    refused_by,
-    rejected_by,
-    rejected_here,
-    turned_back_by,
-)
+from .rejections import forbidden_here, refused_by, rejected_by, rejected_here, turned_back_by
 from .road import Knocks, knock
 
 SHORT_S = 7.0  # if the store is up before the first host connects

@@ -59,7 +59,7 @@ def rejected_by(last: Mapping[str, Any], port_that_answers: int | None) -> tuple
 def refused_by(last: Mapping[str, Any]) -> str:
     """Words for a refusal that comes from another host than the called one; else empty."""
     said = last.get("icmp")
-    if said is None:
+    if said is None or said["sender"] == last["address"].partition("%")[0]:
         return ""
     return (
         f" (says {said['sender']}, not that host: a firewall on the way, or a Kubernetes service "

@@ -315,7 +315,6 @@ class _Road:
         stays = self.last["errno"] != errno.ECONNREFUSED
         if outcome in ("rejected", "turned-back") and stays and up and stood > REJECT_STANDS_S:
             return f"a firewall has rejected the connection for {stood:.0f} s"
-            return f"a firewall has rejected the connection for {stood:.0f} s"
         if outcome == "dropped" and self._host_answers():
             return f"the host is up, and only port {self.port} gives no answer"
         if outcome == "refused" and self.elsewhere and stood > SELF_STANDS_S and _is_own(address):

@@ -150,7 +150,7 @@ def _call(address: str, port: int, limit_s: float, root: Path) -> str:
     call, sock = dial(address, port, limit_s)
     if sock is not None:
         sock.close()
-    if call.outcome in _ANSWERS or (call.icmp is not None and call.icmp.sender == address):
+    if call.outcome in _ANSWERS or (call.icmp is not None and call.icmp.is_from(address)):
         return "answers"
     if arp_flags(address, root) == 0:
         return "no-neighbour"

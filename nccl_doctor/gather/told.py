@@ -8,7 +8,7 @@ from nccl_doctor.model.report import Report
 from nccl_doctor.registry import Registry
 
 _MESSAGE_MAX, _HOSTS_MAX = 300, 64
-_SEE = "see node 0's report: it says which of the hosts is to be started in another way"
+_SEE = "see node 0's report: it says what to type, and on which host"
 
 
 def reasons_of(report: Report) -> tuple[Reason, ...]:

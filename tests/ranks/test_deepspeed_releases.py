@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.wheels import NoWheel, cache, leave, pip
+from tests.support.wheels import installed
 from tests.torches.forms import run
 
 RELEASES = ("0.14.5", "0.15.4", "0.16.9", "0.17.6", "0.18.9")
@@ -22,23 +22,12 @@ TESTS = ("tests/unit/test_command_line_truth.py", "-k", "deepspeed")
 pytestmark = pytest.mark.wide
 
 
-def installed(release: str) -> Path:
-    """Folder with a release, in the cache of the user."""
-    folder = cache("launchers", f"deepspeed=={release}")
-    if not (folder / "done").exists():
-        options = ("--no-deps", "--no-build-isolation", "--upgrade", "--target", str(folder))
-        try:
-            pip("install", *options, f"deepspeed=={release}")
-        except NoWheel as error:
-            leave(error)
-        (folder / "done").touch()
-    return folder
-
-
 @pytest.mark.parametrize("release", RELEASES)
 def test_its_lines_are_read_as_it_reads_them(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DS_BUILD_OPS", "0")
-    paths = os.pathsep.join([str(ROOT), str(installed(release))])
+    options = ("--no-deps", "--no-build-isolation", "--upgrade", "--target")
+    folder = installed(f"deepspeed=={release}", *options)
+    paths = os.pathsep.join([str(ROOT), str(folder)])
     asks = "import deepspeed; print(deepspeed.__version__)"
     _, told = run([sys.executable, "-c", asks], more={"PYTHONPATH": paths})
     assert release in told.splitlines()[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 from tests.ranks.ranks import BASE
 from tests.support.forkserver import quick_python_path
 from tests.support.reports import validate
-from tests.support.wheels import NoWheel, cache, leave, pip, wanted
+from tests.support.wheels import NoWheel, installed, leave, wanted
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 60
@@ -39,23 +38,13 @@ sys.stdout.write("".join(path.read_text() for path in Path(folder).glob("*.out")
 """
 
 
-def installed(wheel: str) -> Path:
-    """Folder with a wheel and what it needs, in the cache of the user."""
+def unpacked(wheel: str) -> Path:
+    """Folder with a wheel and what it needs."""
     try:
         wheel = wanted(wheel)
     except NoWheel as error:
         leave(error)
-    folder = cache("launchers", wheel)
-    with (folder.parent / f"{wheel}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            if not (folder / "done").exists():
-                at = ("--ignore-installed", "--prefix", str(folder))  # with --target, lib/ is lost
-                pip("install", "--no-cache-dir", *at, wheel)
-                (folder / "done").touch()
-        except NoWheel as error:
-            leave(error)
-    return folder
+    return installed(wheel, "--ignore-installed", "--prefix")  # with --target, lib/ is lost
 
 
 def run(argv: list[str], report: Path, env: Mapping[str, str]) -> dict[str, Any]:
@@ -86,7 +75,7 @@ def run(argv: list[str], report: Path, env: Mapping[str, str]) -> dict[str, Any]
 def test_two_ranks_of_an_mpi(
     wheel: str, starter: tuple[str, ...], launcher: str, by: str, tmp_path: Path
 ) -> None:
-    folder = installed(wheel)
+    folder = unpacked(wheel)
     name, *options = starter
     env = {
         "PRTE_ALLOW_RUN_AS_ROOT": "1",
@@ -107,7 +96,7 @@ def test_two_ranks_of_an_mpi(
 
 
 def test_the_local_executor_of_submitit(tmp_path: Path) -> None:
-    folder = installed("submitit==1.5.4")
+    folder = unpacked("submitit==1.5.4")
     script = tmp_path / "submit.py"
     script.write_text(SUBMITIT)
     (tmp_path / "jobs").mkdir()

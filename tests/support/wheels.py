@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import subprocess
@@ -50,6 +51,23 @@ def download(requirement: str, folder: Path) -> Path:
     pip("download", *options, "--no-cache-dir", "--dest", str(folder), requirement)
     (file,) = folder.glob("*.whl")
     return file
+
+
+def installed(requirement: str, *options: str) -> Path:
+    """Folder in the cache of the user into which a package was installed once.
+
+    `options`: of pip; the last one takes the folder, as `--prefix` or `--target`.
+    """
+    folder = cache("launchers", requirement)
+    with (folder.parent / f"{requirement}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            if not (folder / "done").exists():
+                pip("install", "--no-cache-dir", *options, str(folder), requirement)
+                (folder / "done").touch()
+        except NoWheel as error:
+            leave(error)
+    return folder
 
 
 def newest(name: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from nccl_doctor.api import ALONE, Cluster, Confidence, Finding, Severity, Where
 from nccl_doctor.checks.port import Port
+from nccl_doctor.toolkit.net.icmp import Icmp
 from tests.support.clusters import change_rank, make_cluster, shut_out, with_round
 from tests.support.findings import judge
 from tests.support.knocks import facts, tried
@@ -415,6 +416,15 @@ def test_port_unreachable_from_the_host_itself_is_its_firewall() -> None:
     assert (found.code, found.where, found.level) == ("port-blocked", LINK, Severity.FAIL)
     assert "a firewall: ICMP port unreachable (from 192.168.77.5)" in found.message
     assert found.fix == "open tcp port 29500 on nd0 for this host"
+
+
+def test_a_link_local_address_is_compared_without_its_zone() -> None:
+    said = Icmp("fe80::1", 1, 4, cannot_deliver=False, no_host=False)
+    assert said.is_from("fe80::1%eth0")
+    assert not said.is_from("fe80::2%eth0")
+    last = tried("refused", errno=errno.ECONNREFUSED, icmp=asdict(said)) | {"address": "fe80::1%4"}
+    (found,) = view_of_nd1(last)  # of a report from before
+    assert "not that host" not in found.message
 
 
 def test_an_address_that_no_host_has_is_no_rule_of_this_host() -> None:

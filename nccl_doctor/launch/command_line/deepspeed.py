@@ -246,13 +246,13 @@ def _takes_include_as_it_is() -> str:
 def _refuse_whole_hosts(
     said: Said, wanted: Mapping[str, frozenset[int]], slots: Mapping[str, int], version: str
 ) -> None:
-    """JobLineError for a host without slots, of one that has so many `slots`, or 2."""
+    """JobLineError for a host without slots; `slots`: host → how many it has, where it is known."""
     for host, numbers in wanted.items():
         if not numbers:
-            all_of_it = ",".join(map(str, range(slots.get(host) or 2)))
+            own = ",".join(map(str, range(slots.get(host, 0))))
+            write = f'write "{host}:{own}"' if own else f'write them, as in "{host}:0"'
             raise JobLineError(
-                f"{said.source}: deepspeed {version} leaves out {host} without its slots; write "
-                f'"{host}:{all_of_it}"'
+                f"{said.source}: deepspeed {version} leaves out {host} without its slots; {write}"
             )
 
 

@@ -181,7 +181,7 @@ def _outcome(number: int, address: str, took_s: float, said: Icmp | None, *, hel
     """
     lost = number in (errno.EHOSTUNREACH, errno.ENETUNREACH)
     if said is not None and lost and said.cannot_deliver:
-        if said.sender != address and not _is_own(said.sender):
+        if not (said.is_from(address) or _is_own(said.sender)):
             return "turned-back"
         # From here: nobody answers ARP. From the host itself: it is there, and rejects.
     elif lost and said is None and not has_route(address):
@@ -192,7 +192,7 @@ def _outcome(number: int, address: str, took_s: float, said: Icmp | None, *, hel
         return "rejected" if took_s < _ARP_SECONDS else "no-neighbour"
     if number == errno.ENETUNREACH and said is not None:
         return "rejected"
-    if number == errno.ECONNREFUSED and said is not None and said.sender == address:
+    if number == errno.ECONNREFUSED and said is not None and said.is_from(address):
         return "rejected"  # its TCP answers with a reset: this is the plain REJECT of a firewall
     return _CLASSES.get(number, "error")
 

@@ -47,6 +47,10 @@ class Icmp:
     cannot_deliver: bool
     no_host: bool
 
+    def is_from(self, address: str) -> bool:
+        """Whether the host that was called sent it; the kernel names no zone (`%eth0`)."""
+        return self.sender == address.partition("%")[0]
+
 
 def ask_for_message(sock: socket.socket, wanted: bool = True) -> None:
     """Let the kernel keep the message for this socket, or no longer.
