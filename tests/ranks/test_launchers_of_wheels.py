@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks.ranks import BASE
+from tests.ranks.ranks import BASE, free_port
 from tests.support.forkserver import quick_python_path
 from tests.support.reports import validate
 from tests.support.wheels import NoWheel, installed, leave, wanted
@@ -83,6 +83,8 @@ def test_two_ranks_of_an_mpi(
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PYTHONPATH": str(ROOT),
+        # Derived, it is 29500 for any job of MPICH: two tests at once would share it.
+        "MASTER_PORT": str(free_port()),
     }
     program = next(folder.rglob(f"bin/{name}"))
     argv = [str(program), *options, quick_python_path(), *DOCTOR]
