@@ -37,6 +37,9 @@ LEAST_S = 1.0
 _BRIEF_S = 0.7
 """Time for all that is not a name that may yet appear. What takes longer, such as a look-up without
 an answer, is not certain, and holds the run up no longer."""
+_BUSY_S = 5.0
+"""Time in addition where a processor was waited for: the import of torch, which comes next, waits
+longer for it."""
 _AGAIN_S = 0.1
 _GRACE_S = 0.1
 _MOST = 3
@@ -101,7 +104,8 @@ def _is_looked_at(run: Run, check: Check) -> bool:
 
 
 def _observed(run: Run, checks: Sequence[Check], until: float) -> dict[str, Outcome]:
-    jobs = [probe.job_of(check, run.context(), until, grace_s=_GRACE_S) for check in checks]
+    context = run.context()
+    jobs = [probe.job_of(check, context, until, _GRACE_S, spare_s=_BUSY_S) for check in checks]
     return dict(zip((check.name for check in checks), probe.run(jobs), strict=True))
 
 

@@ -20,7 +20,7 @@ import resource
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -210,6 +210,8 @@ class _Crew:
         for child in slow:
             self._to_come += [[job] for job in child.relieve()]
         now = time.monotonic()
+        # An answer that came in time counts, however late this process gets to read it.
+        self._hear([child for child in self._children if now >= child.job.deadline], 0)
         late = [child for child in self._children if now >= child.job.deadline]
         late = [child for child in late if not child.put_off()]
         if not self._wait_for_stopped:
@@ -236,10 +238,12 @@ class _Crew:
         """Hear what children have to say, for a moment or until the next deadline."""
         if not self._children:
             return
-        by_pipe = {child.pipe: child for child in self._children}
         nearest = min(child.job.deadline for child in self._children)
-        patience = min(max(0.0, nearest - time.monotonic()), 0.2)
-        readable, _, _ = select.select(list(by_pipe), [], [], patience)
+        self._hear(self._children, min(max(0.0, nearest - time.monotonic()), 0.2))
+
+    def _hear(self, children: Sequence[Child], timeout_s: float) -> None:
+        by_pipe = {child.pipe: child for child in children}
+        readable, _, _ = select.select(list(by_pipe), [], [], timeout_s)
         for pipe in readable:
             child = by_pipe[pipe]
             if not child.pump():

@@ -7,6 +7,7 @@ import ctypes
 import mmap
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -209,6 +210,20 @@ def test_one_that_sleeps_gets_no_more_time(crowded: int) -> None:
     (outcome,) = run_all(job)
     assert outcome.status is OutcomeStatus.HUNG
     assert time.monotonic() - started < DEADLINE_S + SLACK_S
+
+
+def test_an_answer_in_time_counts_however_late_it_is_read() -> None:
+    """As where this process had no processor for longer than the rest of the deadline."""
+    job = probe.ProbeJob("test", lambda line: {"done": True}, time.monotonic() + DEADLINE_S)
+    crew = probe._Crew([job], wait_for_stopped=True)
+    crew.fork()
+    (child,) = crew._children
+    assert select.select([child.pipe], [], [], SLACK_S)[0]
+    time.sleep(max(0.0, job.deadline - time.monotonic()))
+    while crew.busy:
+        crew.stop_late()
+        crew.listen()
+    assert [outcome.facts for outcome in crew.outcomes] == [{"done": True}]
 
 
 def test_stopped_child_is_seen_as_stopped() -> None:
