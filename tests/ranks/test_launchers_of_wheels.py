@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,14 @@ job.wait()
 sys.stdout.write("".join(path.read_text() for path in Path(folder).glob("*.out")))
 """
 
+WORKER = """
+import json, os
+
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+with open(f"rank{os.environ['RANK']}", "w") as file:
+    json.dump([os.environ[name] for name in names], file)
+"""
+
 
 def unpacked(wheel: str) -> Path:
     """Folder with a wheel and what it needs."""
@@ -47,9 +55,11 @@ def unpacked(wheel: str) -> Path:
     return installed(wheel, "--ignore-installed", "--prefix")  # with --target, lib/ is lost
 
 
-def run(argv: list[str], report: Path, env: Mapping[str, str]) -> dict[str, Any]:
+def run(
+    argv: list[str], report: Path, env: Mapping[str, str], job: Sequence[str] = ()
+) -> dict[str, Any]:
     done = subprocess.run(
-        [*argv, str(report)],
+        [*argv, str(report), *job],
         cwd=report.parent,
         env={**BASE, "PATH": os.environ["PATH"], "HOME": str(report.parent), **env},
         capture_output=True,
@@ -110,3 +120,39 @@ def test_the_local_executor_of_submitit(tmp_path: Path) -> None:
     launches = [rank["launch"] for rank in told["ranks"]]
     assert [each["rank"] for each in launches] == [0, 1]
     assert {each["master_addr"] for each in launches} == {"127.0.0.1"}
+
+
+def test_the_local_scheduler_of_torchx(tmp_path: Path) -> None:
+    """Two replicas: two agents of torchrun, which meet at the c10d endpoint that torchx writes."""
+    folder = unpacked("torchx==0.7.0")
+    program = next(folder.rglob("bin/torchx"))
+    start = ("run", "-s", "local_cwd", "--wait", "dist.ddp", "-j", "2x1")
+    argv = [sys.executable, str(program), *start, "--rdzv_port", str(free_port())]
+    argv += ["-m", "nccl_doctor", "--", *DOCTOR[2:]]
+    env = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": sysconfig.get_path("purelib", vars={"base": str(folder)}),
+    }
+    told = run(argv, tmp_path / "report.json", env)
+    assert (told["verdict"], told["run"]["launcher"]) == ("pass", "torchrun")
+    launches = [rank["launch"] for rank in told["ranks"]]
+    assert [each["rank"] for each in launches] == [0, 1]
+    assert {each["local_world_size"] for each in launches} == {1}
+
+
+def test_fabric_run_starts_the_ranks_that_were_examined_in_front_of_it(tmp_path: Path) -> None:
+    """Its options are read, and become those of torchrun: the worker sees the same values."""
+    wheels = ("lightning-fabric==2.6.6", "lightning-utilities==0.15.3")
+    folders = [installed(each, "--no-deps", "--target") for each in wheels]
+    (tmp_path / "worker.py").write_text(WORKER)
+    port = str(free_port())
+    job = ["--", str(folders[0] / "bin" / "fabric"), "run", "--accelerator=cpu", "--devices=2"]
+    job += ["--main-port", port, "worker.py"]
+    modules = [ROOT, *folders, sysconfig.get_path("purelib")]
+    env = {"PYTHONPATH": ":".join(map(str, modules))}
+    told = run([quick_python_path(), *DOCTOR], tmp_path / "report.json", env, job)
+    assert (told["verdict"], told["run"]["job"]["launcher"]) == ("pass", "fabric")
+    names = ("rank", "local_rank", "world_size", "master_addr", "master_port")
+    seen = [[str(rank["launch"][name]) for name in names] for rank in told["ranks"]]
+    assert seen == [["0", "0", "2", "127.0.0.1", port], ["1", "1", "2", "127.0.0.1", port]]
+    assert [json.loads((tmp_path / f"rank{each[0]}").read_text()) for each in seen] == seen

@@ -44,6 +44,11 @@ from tests.support.verdicts import OK
         ("srun --nodes=2 python t.py", "the command says --nodes 2"),
         ("srun python t.py", "srun starts tasks elsewhere"),
         ("sbatch job.sh", "sbatch starts tasks elsewhere"),
+        ("torchx run -s slurm dist.ddp -j 2x8 --script t.py", "torchx starts tasks elsewhere"),
+        ("torchx run dist.ddp -j 1x8 --script t.py", "torchx starts tasks elsewhere"),
+        ("sky launch -c mine job.yaml", "sky starts tasks elsewhere"),
+        ("condor_submit job.sub", "condor_submit starts tasks elsewhere"),
+        ("oarsub -l nodes=2 ./t.sh", "the command says nodes 2"),
         ("ray start --head", "ray starts tasks elsewhere"),
         ("ray start --address=10.0.0.5:6379", "the command says --address 10.0.0.5"),
         # content with this host
@@ -57,6 +62,8 @@ from tests.support.verdicts import OK
         ("mpirun -np 2 python t.py", ""),
         ("mpirun -np 2 --host localhost python t.py", ""),
         ("srun -N 1 python t.py", ""),
+        ("torchx run -s local_cwd dist.ddp -j 2x1 --script t.py", ""),
+        ("torchx run --scheduler=local_cwd dist.ddp -j 1x2 --script t.py", ""),
         ("python train.py --nodes 99999999999999999999", ""),
     ],
 )  # fmt: skip

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import PurePath
 
 from nccl_doctor.launch.allocation import other_hosts
-from nccl_doctor.launch.command_line.wrappers import SHELLS
+from nccl_doctor.launch.command_line.wrappers import SHELLS, SUBMIT
 from nccl_doctor.model.job import UnreadHosts
 
 _COUNTS = frozenset(
@@ -37,7 +37,8 @@ _HERE = ("", "localhost", "ip6-localhost")
 class _Starter:
     """A program that starts tasks: its own words for the number of hosts and for their names, and
     whether it starts them elsewhere if neither the line nor Slurm says on how many hosts. `joins`:
-    its line is one for each host, which then waits for tasks.
+    its line is one for each host, which then waits for tasks. `stays`: the options, with their
+    value, that keep all tasks on this host.
     """
 
     counts: frozenset[str] = frozenset()
@@ -46,13 +47,13 @@ class _Starter:
     files: frozenset[str] = frozenset()
     elsewhere: bool = True
     joins: bool = False
+    stays: frozenset[tuple[str, str]] = frozenset()
 
 
 _BY_NODES = _Starter(frozenset(("N",)))
 _BY_MPI = _Starter(
     lists=frozenset(("host",)), files=frozenset(("default-hostfile", "f")), elsewhere=False
 )
-_SUBMITS = _Starter()
 STARTERS: Mapping[str, _Starter] = {
     "srun": _BY_NODES,
     "sbatch": _BY_NODES,
@@ -60,9 +61,9 @@ STARTERS: Mapping[str, _Starter] = {
     "flux": _BY_NODES,
     "ray": _Starter(addresses=frozenset(("address",)), joins=True),
     **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"), _BY_MPI),
-    **dict.fromkeys(
-        ("aprun", "bsub", "clush", "jsrun", "kubectl", "pdsh", "pssh", "qsub", "ssh"), _SUBMITS
-    ),
+    **dict.fromkeys(SUBMIT, _Starter()),
+    # Without -s it is local_docker: another root, and so another torch.
+    "torchx": _Starter(stays=frozenset((("s", "local_cwd"), ("scheduler", "local_cwd")))),
 }
 
 
@@ -86,7 +87,8 @@ def several_hosts(words: Sequence[str], environ: Mapping[str, str]) -> UnreadHos
         for variable in sizes:
             if variable in environ and not found.counted:
                 found.count(environ[variable], f"{variable}={environ[variable][:9]}")
-    if found.one or not (found.said or starter.elsewhere):
+    elsewhere = starter.elsewhere and not found.stays
+    if found.one or not (found.said or elsewhere):
         return UnreadHosts() if found.counted else other_hosts(environ, command=True)
     said = f"the command says {found.said}" if found.said else f"{name} starts tasks elsewhere"
     return UnreadHosts(
@@ -101,7 +103,7 @@ def several_hosts(words: Sequence[str], environ: Mapping[str, str]) -> UnreadHos
 class _Found:
     def __init__(self) -> None:
         self.said = self.nnodes = self.master_addr = self.hostfile = ""
-        self.counted = False
+        self.counted = self.stays = False
 
     @property
     def one(self) -> bool:
@@ -109,7 +111,9 @@ class _Found:
         return self.counted and not self.nnodes
 
     def take(self, starter: _Starter, option: str, value: str, shown: str) -> None:
-        if option in _COUNTS | starter.counts:
+        if (option, value) in starter.stays:
+            self.stays = True
+        elif option in _COUNTS | starter.counts:
             self.count(value, f"{shown} {value}")
         elif option in _RANKS and re.fullmatch("0*[1-9][0-9]{,8}", value):
             self._say(f"{shown} {value}")

@@ -59,10 +59,16 @@ _WRAPPERS = {
         subcommand="run",
     ),
 }
+SUBMIT = (
+    *("ansible", "ansible-playbook", "aprun", "arena", "bsub", "clush", "condor_submit", "dstack"),
+    *("helm", "jsrun", "kubectl", "oarsub", "oc", "pdsh", "pjsub", "pssh", "qsub", "runai", "sky"),
+    *("ssh", "torchx"),
+)
+"""Programs that start tasks elsewhere, whatever their line says."""
 _ELSEWHERE = {
     *("srun", "sbatch", "salloc", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"),
-    *("jsrun", "aprun", "flux", "qsub", "bsub", "pdsh", "ssh", "clush", "parallel", "pssh"),
-    *("kubectl", "ray", "docker", "podman", "singularity", "apptainer", "enroot", "nerdctl"),
+    *("flux", "ray", "parallel", *SUBMIT),
+    *("docker", "podman", "singularity", "apptainer", "enroot", "nerdctl"),
 }
 SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "fish"}
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
