@@ -66,7 +66,7 @@ def unknown(report: dict[str, Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("command", ["run", also("env")])
-@pytest.mark.parametrize("limit", [60_000, 300_000, *map(also, (600_000, 900_000))])
+@pytest.mark.parametrize("limit", [66_000, 300_000, *map(also, (600_000, 900_000))])
 def test_few_addresses(tmp_path: Path, command: str, limit: int) -> None:
     """From too few for most libraries, over one that ends its process, to too few for threads."""
     before = ["sh", "-c", f'ulimit -v {limit}; exec "$@"', "sh"]
