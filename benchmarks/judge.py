@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nccl_doctor.judge.conclusion import conclude
-from nccl_doctor.model.run_record import RunRecord
+from nccl_doctor.model.report import RunRecord
 from nccl_doctor.registry import installed
 from nccl_doctor.report import text
 from nccl_doctor.report.formats import html, junit, markdown, prometheus

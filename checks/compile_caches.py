@@ -62,8 +62,8 @@ from nccl_doctor.api import (
     Where,
     shell,
 )
+from nccl_doctor.system.shortage import shortage_of
 from nccl_doctor.toolkit.host import Mount, mounts
-from nccl_doctor.toolkit.shortage import shortage_of
 from nccl_doctor.toolkit.storage.file_systems import is_network, mount_of
 from nccl_doctor.toolkit.storage.worker import Desk, Worker, ask, close_all
 

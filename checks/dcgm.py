@@ -57,6 +57,7 @@ from nccl_doctor.api import (
     look,
     shell,
 )
+from nccl_doctor.system.programs import run_program
 from nccl_doctor.toolkit.gpu.dcgm import (
     UNWATCHED,
     Incident,
@@ -68,7 +69,6 @@ from nccl_doctor.toolkit.gpu.dcgm import (
     refusal,
 )
 from nccl_doctor.toolkit.gpu.kinds import DCGM_UNHEALTHY, GPU_THROTTLED, NVLINK_DOWN, NVLINK_ERRORS
-from nccl_doctor.toolkit.programs import run_program
 from nccl_doctor.toolkit.shared_kinds import GPU_UNHEALTHY, PCIE_ERRORS
 
 _RESERVE_S = 5.0

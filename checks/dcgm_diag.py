@@ -62,6 +62,7 @@ from nccl_doctor.api import (
     look,
     shell,
 )
+from nccl_doctor.system.programs import run_program
 from nccl_doctor.toolkit.gpu.dcgm import (
     DiagResult,
     find_dcgmi,
@@ -70,7 +71,6 @@ from nccl_doctor.toolkit.gpu.dcgm import (
     runtime_error,
 )
 from nccl_doctor.toolkit.gpu.kinds import DCGM_UNHEALTHY
-from nccl_doctor.toolkit.programs import run_program
 from nccl_doctor.toolkit.shared_kinds import GPU_UNHEALTHY
 
 DIAGNOSE = "diagnose"

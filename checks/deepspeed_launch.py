@@ -49,7 +49,7 @@ from nccl_doctor.api import (
     Step,
     shell,
 )
-from nccl_doctor.toolkit.programs import installed
+from nccl_doctor.system.programs import installed
 from nccl_doctor.toolkit.relaunch import STARTERS
 
 NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -46,7 +46,7 @@ from nccl_doctor.api import (
     look,
     shell,
 )
-from nccl_doctor.toolkit.programs import find_program, run_program
+from nccl_doctor.system.programs import find_program, run_program
 
 SSH_REFUSED = Kind(
     "deepspeed-ssh-failed",

@@ -62,10 +62,10 @@ from nccl_doctor.api import (
     place_of,
     shell,
 )
+from nccl_doctor.system.programs import installed
 from nccl_doctor.toolkit.advice import fix_of
 from nccl_doctor.toolkit.gpu.devices import see_other_gpus
 from nccl_doctor.toolkit.hosts import MASTER_NOT_SET, everybody_came_in
-from nccl_doctor.toolkit.programs import installed
 from nccl_doctor.toolkit.relaunch import STARTERS
 from nccl_doctor.toolkit.slurm import slurm_hosts
 from nccl_doctor.toolkit.versions import disagreement

@@ -72,14 +72,7 @@ from nccl_doctor.api import (
     master_host,
     shell,
 )
-from nccl_doctor.toolkit.cgroup import cgroup_limits
-from nccl_doctor.toolkit.containers import container_of
-from nccl_doctor.toolkit.fabric.ports import rdma_ports
-from nccl_doctor.toolkit.fabric.road import admitted, choose_road
-from nccl_doctor.toolkit.host import user_tasks
-from nccl_doctor.toolkit.nccl.conf import nccl_settings
-from nccl_doctor.toolkit.privileges import in_user_namespace, privileges
-from nccl_doctor.toolkit.raise_limits import (
+from nccl_doctor.system.limits import (
     LOCK_MORE,
     LOCK_MORE_ROOTLESS,
     MORE_ADDRESSES,
@@ -89,7 +82,13 @@ from nccl_doctor.toolkit.raise_limits import (
     lock_more_in_container,
     more_files,
 )
-from nccl_doctor.toolkit.shortage import is_of_memory
+from nccl_doctor.system.shortage import in_user_namespace, is_of_memory, privileges
+from nccl_doctor.toolkit.cgroup import cgroup_limits
+from nccl_doctor.toolkit.containers import container_of
+from nccl_doctor.toolkit.fabric.ports import rdma_ports
+from nccl_doctor.toolkit.fabric.road import admitted, choose_road
+from nccl_doctor.toolkit.host import user_tasks
+from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.versions import release
 
 OPEN_FILES = Kind(

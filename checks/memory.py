@@ -49,6 +49,7 @@ from nccl_doctor.api import (
     look,
     shell,
 )
+from nccl_doctor.system.limits import MORE_MEMORY, NO_HIGH
 from nccl_doctor.toolkit.cgroup import (
     MemoryKills,
     MemoryThrottling,
@@ -57,7 +58,6 @@ from nccl_doctor.toolkit.cgroup import (
     memory_throttling,
 )
 from nccl_doctor.toolkit.host import available_memory
-from nccl_doctor.toolkit.raise_limits import MORE_MEMORY, NO_HIGH
 
 MEMORY_LIMIT_LOW = Kind(
     code="memory-limit-low",

@@ -51,8 +51,8 @@ from nccl_doctor.api import (
     look,
     shell,
 )
+from nccl_doctor.system.limits import MORE_MEMORY
 from nccl_doctor.toolkit.cgroup import memory_kills
-from nccl_doctor.toolkit.raise_limits import MORE_MEMORY
 
 KILLED = Kind(
     "out-of-memory-kill",

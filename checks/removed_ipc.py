@@ -55,7 +55,7 @@ from nccl_doctor.api import (
     Where,
     shell,
 )
-from nccl_doctor.toolkit.privileges import in_user_namespace
+from nccl_doctor.system.shortage import in_user_namespace
 
 REMOVED = Kind(
     "shm-removed-at-logout",

@@ -52,9 +52,9 @@ from nccl_doctor.api import (
     number_range,
     place_of,
 )
+from nccl_doctor.system.programs import installed
 from nccl_doctor.toolkit.gpu.devices import host_gpus, torch_build
 from nccl_doctor.toolkit.hosts import WHO
-from nccl_doctor.toolkit.programs import installed
 from nccl_doctor.toolkit.versions import Difference, differences, minor_of, public, sides_on_hosts
 
 PACKAGES = ("DeepSpeed", "Accelerate", "Transformers")

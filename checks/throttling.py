@@ -65,9 +65,9 @@ from nccl_doctor.api import (
     export,
     shell,
 )
+from nccl_doctor.system.limits import NO_HIGH
 from nccl_doctor.toolkit.cgroup import cpu_throttling, memory_throttling
 from nccl_doctor.toolkit.containers import container_of
-from nccl_doctor.toolkit.raise_limits import NO_HIGH
 
 CPU_THROTTLED = Kind(
     "cpu-throttled",

@@ -48,8 +48,8 @@ from nccl_doctor.api import (
     Step,
     shell,
 )
+from nccl_doctor.system.shortage import is_of_memory
 from nccl_doctor.toolkit.load_torch import TORCH_MISSING, load_torch
-from nccl_doctor.toolkit.shortage import is_of_memory
 
 MISSING = Kind(
     code=TORCH_MISSING,

@@ -1,6 +1,6 @@
 """`python -m nccl_doctor`, `torchrun … -m nccl_doctor` and the `nccl-doctor` script.
 
-Little is imported before the guardian stands: a signal that comes earlier meets a bare interpreter.
+Little is imported before the supervisor stands: a signal before that meets a bare interpreter.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from nccl_doctor.toolkit import guardian
+from nccl_doctor.system import supervisor
 
 _EXAMINES_S = 120.0
 """Time limit of a command that examines, until it has read its own; the default of --timeout."""
@@ -34,14 +34,14 @@ def main() -> None:
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     command = next((word for word in own if word in _COMMANDS), "")
     examines = command in ("run", "env") and not {"-h", "--help"} & set(own)
-    terms = guardian.Terms(
+    terms = supervisor.Terms(
         limit_s=_limit(own, examines=examines),
         keeps=examines,
         hands_over=own != arguments,
         unable=_unable_for(own),
         tell_death=_tell_death,
     )
-    sys.exit(guardian.watch(program, terms))
+    sys.exit(supervisor.watch(program, terms))
 
 
 def program() -> int:
@@ -66,10 +66,9 @@ def command_line() -> int:
 
     from nccl_doctor.cli import cli
     from nccl_doctor.cli.help import PROGRAM
-    from nccl_doctor.cli.streams import CannotPrint, protect
-    from nccl_doctor.toolkit.masking import masked
-    from nccl_doctor.toolkit.shortage import shortage_of
-    from nccl_doctor.toolkit.terminal import complain, inert, lines
+    from nccl_doctor.system.masking import masked
+    from nccl_doctor.system.shortage import shortage_of
+    from nccl_doctor.system.terminal import CannotPrint, complain, inert, lines, protect
 
     unable = _unable_for(sys.argv[1:])
 
@@ -112,12 +111,12 @@ def command_line() -> int:
 
 def _tell_death(about: Mapping[str, Any], name: str) -> None:
     """Tell the coordinator that a participant was killed."""
-    from nccl_doctor.gather.deaths import tell
-    from nccl_doctor.gather.run_state import Key
+    from nccl_doctor.gather.context import Key
+    from nccl_doctor.gather.ends import tell_killed
 
     host, port = about["meeting"]
     key = Key(bytes.fromhex(about["secret"]), about["lasts"]) if about["secret"] else None
-    tell((host, port), {**about["death"], "signal": name}, key, about["run"])
+    tell_killed((host, port), {**about["death"], "signal": name}, key, about["run"])
 
 
 def _limit(arguments: Sequence[str], *, examines: bool) -> float:
@@ -135,12 +134,12 @@ def _limit(arguments: Sequence[str], *, examines: bool) -> float:
     return seconds if seconds > 0 else _EXAMINES_S
 
 
-def _unable_for(arguments: Sequence[str]) -> guardian.Unable:
+def _unable_for(arguments: Sequence[str]) -> supervisor.Unable:
     """Function that answers for a call without a report, as its exit profile wants it."""
     if not any(word.startswith("--exit-profile") for word in arguments):
         return lambda message, code: (code, "")
     from nccl_doctor.report.profiles import profile_of, unable
-    from nccl_doctor.toolkit.terminal import in_github, inert
+    from nccl_doctor.system.terminal import in_github, inert
 
     profile = profile_of(arguments)
 

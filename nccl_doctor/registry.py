@@ -28,8 +28,9 @@ from nccl_doctor.model.kinds import (
     HISTORY_KINDS,
     REMOTE_KINDS,
 )
-from nccl_doctor.toolkit import folders, foreign
-from nccl_doctor.toolkit.masking import masked
+from nccl_doctor.system import folders
+from nccl_doctor.system.masking import masked
+from nccl_doctor.toolkit import foreign
 from nccl_doctor.toolkit.suggest import suggest
 
 GROUP = "nccl_doctor.checks"

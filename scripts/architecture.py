@@ -32,7 +32,8 @@ ROOMS = {  # room: (row, column, what it holds); an arrow may only go to a lower
     "registry": (3, 2, "finds the checks"),
     "api": (3, 3, "what every check needs"),
     "toolkit": (4, 1.5, "what two or more checks share"),
-    "model": (5, 1.5, "records that everybody speaks"),
+    "system": (5, 1.5, "processes, deadlines, files, secrets"),
+    "model": (6, 1.5, "records that everybody speaks"),
 }
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _EDGE = 262, 48, 22, 40, 16
 

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nccl_doctor.toolkit.errands import leave_by
+from nccl_doctor.system.helpers import leave_by
 from tests.support.huge_pages import fill_holes, use_huge_pages
 from tests.support.lazy import note_slow
 from tests.support.priority import may_go_first

@@ -14,8 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.toolkit.privileges import privileges
-from nccl_doctor.toolkit.shortage import soft_limit
+from nccl_doctor.system.shortage import privileges, soft_limit
 
 from .offload import nvme_paths, offloads
 from .table import Settings

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nccl_doctor.api import Confidence, Fix, On, Severity, Step, shell
-from nccl_doctor.toolkit.raise_limits import LOCK_MORE, MORE_MEMORY
+from nccl_doctor.system.limits import LOCK_MORE, MORE_MEMORY
 
 from .table import Problem, Settings, whole
 

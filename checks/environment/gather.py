@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
-from nccl_doctor.toolkit.masking import masked_variable
+from nccl_doctor.system.masking import masked_variable
 from nccl_doctor.toolkit.nccl.conf import conf_faults, nccl_settings
 from nccl_doctor.toolkit.variables.recorded import SET
 from nccl_doctor.toolkit.variables.table import VariableTable, table

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.toolkit.masking import MASK
+from nccl_doctor.system.masking import MASK
+from nccl_doctor.system.shortage import shortage_of
 from nccl_doctor.toolkit.nccl.release import NcclRelease, loaded_release
 from nccl_doctor.toolkit.nccl.xml_files import fault_in
-from nccl_doctor.toolkit.shortage import shortage_of
 from nccl_doctor.toolkit.storage.worker import Desk, Worker, ask, close_all
 from nccl_doctor.toolkit.variables.recorded import SET
 from nccl_doctor.toolkit.variables.table import Variable, table

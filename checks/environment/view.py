@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from nccl_doctor.api import Cluster, Command, Confidence, Fix, Rank, Severity, Step, Where, shell
-from nccl_doctor.toolkit.masking import MASK
+from nccl_doctor.system.masking import MASK
 from nccl_doctor.toolkit.variables.recorded import SET
 from nccl_doctor.toolkit.variables.table import Variable, table
 from nccl_doctor.toolkit.variables.values import canonical, number_of

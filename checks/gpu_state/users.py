@@ -20,8 +20,8 @@ from nccl_doctor.api import (
     number_range,
     shell,
 )
+from nccl_doctor.system.forks import OURS
 from nccl_doctor.toolkit.advice import end_processes
-from nccl_doctor.toolkit.forks import OURS
 from nccl_doctor.toolkit.gpu.kinds import GPU_BUSY
 
 from .trouble import Gpu, Trouble, is_readable

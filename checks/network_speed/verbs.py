@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.api import Context
+from nccl_doctor.system.programs import find_program, run_program
 from nccl_doctor.toolkit.cpu_wait import CpuWatch
 from nccl_doctor.toolkit.fabric.gids import (
     SEARCHES_SINCE,
@@ -32,7 +33,6 @@ from nccl_doctor.toolkit.host import cpu_list, tcp_sockets
 from nccl_doctor.toolkit.nccl.conf import Setting
 from nccl_doctor.toolkit.nccl.release import loaded_release
 from nccl_doctor.toolkit.net.routes import source_towards
-from nccl_doctor.toolkit.programs import find_program, run_program
 
 from .verbs_python import MODULE, has_pyverbs, written_by_pyverbs
 

@@ -24,8 +24,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nccl_doctor.system.forks import fork_service, stop_service
 from nccl_doctor.toolkit.cpu_wait import CpuWatch
-from nccl_doctor.toolkit.forks import fork_service, stop_service
 
 MODULE = "pyverbs"
 _BYTES, _WINDOW = 1 << 20, 128

@@ -66,12 +66,12 @@ from nccl_doctor.api import (
     look,
     shell,
 )
+from nccl_doctor.system.limits import MORE_MEMORY
+from nccl_doctor.system.shortage import SYS_ADMIN, has_capability
 from nccl_doctor.toolkit.cgroup import cgroup_limits
 from nccl_doctor.toolkit.containers import container_of
 from nccl_doctor.toolkit.hosts import collectives_worked
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
-from nccl_doctor.toolkit.privileges import SYS_ADMIN, has_capability
-from nccl_doctor.toolkit.raise_limits import MORE_MEMORY
 
 from .left import File, Group, files_left, grouped, in_words
 from .to_type import MORE_ROOM, MOUNT, more_room, without

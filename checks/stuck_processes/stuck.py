@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nccl_doctor.toolkit.forks import OURS
+from nccl_doctor.system.forks import OURS
 from nccl_doctor.toolkit.host import Mount, mounts, text_of
 from nccl_doctor.toolkit.kernel_waits import CAUSES
 

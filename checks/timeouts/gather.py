@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from nccl_doctor.api import Job
+from nccl_doctor.system.programs import installed
 from nccl_doctor.toolkit.c10d import rendezvous_of
-from nccl_doctor.toolkit.programs import installed
 from nccl_doctor.toolkit.versions import USE_NCCL2
 
 VARIABLES = (

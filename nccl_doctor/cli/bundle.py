@@ -15,8 +15,8 @@ import click
 from nccl_doctor.cli.help import READ_EXITS, Manual
 from nccl_doctor.cli.redaction import KEY_HELP, cover_of
 from nccl_doctor.cli.saving import NotSaved, check_place, read_to_print
+from nccl_doctor.system.terminal import in_github, inert, safe
 from nccl_doctor.toolkit.host import host_name
-from nccl_doctor.toolkit.terminal import in_github, inert, safe
 
 if TYPE_CHECKING:
     from nccl_doctor.model.report import Report
@@ -60,15 +60,14 @@ def issue(project: str, file: str, no_redact: bool, redact_key: str | None) -> N
     FILE may be - for stdin. Names are replaced by pseudonyms; FILE.map.json holds the real names.
     """
     from nccl_doctor.registry import installed
-    from nccl_doctor.report.issue import comment, fill, form_of
-    from nccl_doctor.report.whose_fault import NAMES, whose_fault
+    from nccl_doctor.report.issue import NAMES, comment, fill, form_of, upstream_fault
 
     saved = read_to_print(file)
     cover = _cover(_beside(file), file, no_redact, redact_key)
     if cover is not None:
         saved = cover.of_report(saved)
         _write_map(cover)
-    answer = whose_fault(project, saved)
+    answer = upstream_fault(project, saved)
     question = f"Is this a fault of {NAMES[project]}?"
     form = f"<!-- {question} {comment(answer.words)} -->\n"
     form += fill(form_of(project), saved, installed)

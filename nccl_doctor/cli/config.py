@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nccl_doctor.toolkit import files
-from nccl_doctor.toolkit.errands import send
+from nccl_doctor.system import files
+from nccl_doctor.system.helpers import send
 from nccl_doctor.toolkit.suggest import suggest
 
 if sys.version_info >= (3, 11):

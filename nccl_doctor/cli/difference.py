@@ -12,7 +12,7 @@ import click
 from nccl_doctor.cli.help import READ_EXITS, Manual
 from nccl_doctor.cli.redaction import cover_of, redact_options, redaction_of
 from nccl_doctor.cli.saving import NotSaved, read_report
-from nccl_doctor.toolkit.terminal import in_github
+from nccl_doctor.system.terminal import in_github
 
 if TYPE_CHECKING:
     from nccl_doctor.model.report import Report
@@ -65,7 +65,7 @@ def diff(old: str, new: str, format_: str, strict: bool, verbose: int, **given: 
     from nccl_doctor.judge.history import difference
     from nccl_doctor.report.difference import render
     from nccl_doctor.report.github import inert_as
-    from nccl_doctor.report.places import Places
+    from nccl_doctor.report.story import Places
 
     if old == new == "-":
         raise click.UsageError("OLD and NEW are both -: only one of them can be stdin")

@@ -13,8 +13,8 @@ from pathlib import Path
 from nccl_doctor.judge.history.past import Earlier, Past
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.report import Report
-from nccl_doctor.toolkit import files
-from nccl_doctor.toolkit.errands import send
+from nccl_doctor.system import files
+from nccl_doctor.system.helpers import send
 
 NEWEST = 50
 """Most files of a folder that are read, the last changed first."""

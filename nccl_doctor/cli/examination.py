@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from nccl_doctor.cli.baseline import baseline_option, past_of
-from nccl_doctor.cli.handover import COMMAND, BeforeCommand
 from nccl_doctor.cli.help import RUN_EXITS, Manual
 from nccl_doctor.cli.hosts import host_options
 from nccl_doctor.cli.key import key_of, key_option
+from nccl_doctor.cli.line import COMMAND, BeforeCommand, stand_alone
 from nccl_doctor.cli.needs import meet_at, needs_of, needs_options
 from nccl_doctor.cli.params import Mesh, Names, Number, Seconds
 from nccl_doctor.cli.redaction import folder_redaction_of, redact_options
@@ -26,13 +26,12 @@ from nccl_doctor.cli.settings import (
     relayed_options,
     tell_of_config,
 )
-from nccl_doctor.cli.torchrun import stand_alone
 from nccl_doctor.model.job import GROUPS
-from nccl_doctor.toolkit import guardian
+from nccl_doctor.system import supervisor
 
 if TYPE_CHECKING:
-    from nccl_doctor.gather.over_ssh import Fleet
-    from nccl_doctor.gather.run_state import Key
+    from nccl_doctor.gather.context import Key
+    from nccl_doctor.gather.fleet import Fleet
     from nccl_doctor.judge.history import Past
     from nccl_doctor.model.launch import Launch
     from nccl_doctor.model.options import Flags, Options
@@ -252,13 +251,13 @@ def run(ctx: click.Context, /, **given: Any) -> None:
 
     from nccl_doctor.cli.job import job_of
     from nccl_doctor.cli.topology import topology_of
-    from nccl_doctor.launch.host_launch import DEFAULT_PORT
+    from nccl_doctor.launch.ranks import DEFAULT_PORT
 
     relayed = relayed_options(ctx) if given["relay"] else None  # before the environment is read
     # The time to read the options counts, but not that until they were told over ssh.
-    started = guardian.began() if relayed is None else time.monotonic()
+    started = supervisor.began() if relayed is None else time.monotonic()
     limit_s = given["timeout"] if relayed is None else relayed.timeout_s
-    guardian.set_deadline(started + limit_s)
+    supervisor.set_deadline(started + limit_s)
     command = ctx.meta[COMMAND]
     key = key_of(ctx, given)
     stand_alone(ctx, given)
@@ -293,7 +292,7 @@ def run(ctx: click.Context, /, **given: Any) -> None:
         code = _run_here(ctx, options, flags, past, key=key, started=started, command=command)
     sys.stdout.flush()
     sys.stderr.flush()
-    guardian.done(code, command)
+    supervisor.done(code, command)
     # A store client that never answered may still hold a thread, and C++ aborts the process when
     # such a thread is torn down: everything is written, so leave without the tearing down.
     os._exit(code)
@@ -311,11 +310,11 @@ def _run_here(
 ) -> int:
     """Exit code after examining the cluster, as one of its ranks or hosts."""
     from nccl_doctor.gather.run import run as examine
-    from nccl_doctor.launch.local_ranks import NoGpu, TooManyRanks
+    from nccl_doctor.launch.ranks import NoGpu, TooManyRanks
     from nccl_doctor.registry import installed
     from nccl_doctor.report.output import leave, leave_unable, relay
-    from nccl_doctor.toolkit.masking import command_line
-    from nccl_doctor.toolkit.terminal import complain
+    from nccl_doctor.system.masking import command_line
+    from nccl_doctor.system.terminal import complain
 
     def write(result: ParticipantResult, launch: Launch) -> int:
         if ctx.params["relay"]:
@@ -344,7 +343,7 @@ def _run_here(
 
 def _run_on_hosts(fleet: Fleet, options: Options, past: Past | None, started: float) -> int:
     """Exit code after examining the cluster of a hostfile."""
-    from nccl_doctor.gather.over_ssh import run_on_hosts
+    from nccl_doctor.gather.fleet import run_on_hosts
     from nccl_doctor.launch.ssh.connection import TooFewFiles
     from nccl_doctor.model.launch import Launch
     from nccl_doctor.model.report import ParticipantResult
@@ -358,7 +357,7 @@ def _run_on_hosts(fleet: Fleet, options: Options, past: Past | None, started: fl
     except OSError as error:
         raise _NotStarted(f"ssh could not be started: {error}") from error
     code = leave(ParticipantResult(report.exit_code, report), Launch(), options, installed)
-    guardian.written(code)
+    supervisor.written(code)
     return code
 
 
@@ -391,10 +390,10 @@ def env(ctx: click.Context, /, **given: Any) -> None:
     """
     options = options_of(ctx, given, first=True)
     tell_of_config(ctx, given)
-    from nccl_doctor.gather.this_host import examine_here
+    from nccl_doctor.gather.run import examine_here
     from nccl_doctor.report.output import leave_unable
 
     report = examine_here(options, lambda why: leave_unable(why, options))
     code = give(report, options.outputs, options)
-    guardian.written(code)
+    supervisor.written(code)
     raise click.exceptions.Exit(code)

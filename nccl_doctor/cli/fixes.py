@@ -6,7 +6,7 @@ import click
 
 from nccl_doctor.cli.help import READ_EXITS, Manual
 from nccl_doctor.cli.saving import read_to_print
-from nccl_doctor.toolkit.terminal import in_github, inert, safe
+from nccl_doctor.system.terminal import in_github, inert, safe
 
 _SHOWN = 8
 
@@ -32,7 +32,7 @@ def fixes(file: str, host: str | None) -> None:
     every host that runs the script does only what is meant for it. FILE may be - for stdin.
     """
     from nccl_doctor.report.script import render
-    from nccl_doctor.report.steps import Steps
+    from nccl_doctor.report.story import Steps
 
     saved = read_to_print(file)
     known = Steps(saved).hosts

@@ -121,7 +121,7 @@ class ManualGroup(click.Group, _Manual):
         Raises:
             click.UsageError: there is none; if the word begins a job, the error has its line.
         """
-        from nccl_doctor.cli.torchrun import job_line, starts_job
+        from nccl_doctor.cli.line import job_line, starts_job
 
         try:
             return super().resolve_command(ctx, args)

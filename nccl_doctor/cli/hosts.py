@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from nccl_doctor.cli.params import HostName, LocalRanks, Number
-from nccl_doctor.model.limits import MAX_RANKS
+from nccl_doctor.model.codec import MAX_RANKS
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from nccl_doctor.model.job import Job
-from nccl_doctor.toolkit import files
+from nccl_doctor.system import files
+from nccl_doctor.system.masking import masked_data
 from nccl_doctor.toolkit.leaves import Leaves, TopologyError, read_leaves
-from nccl_doctor.toolkit.masking import masked_data
 
 _BESIDE_S = 90.0
 """Least time that --timeout is to leave beside a silence of --hold-idle."""

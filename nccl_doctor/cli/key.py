@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from nccl_doctor.toolkit.errands import send
+from nccl_doctor.system.helpers import send
 
 if TYPE_CHECKING:
-    from nccl_doctor.gather.run_state import Key
+    from nccl_doctor.gather.context import Key
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,7 +40,7 @@ def key_of(ctx: click.Context, given: Mapping[str, Any]) -> Key | None:
     Raises:
         click.UsageError: the file cannot be used.
     """
-    from nccl_doctor.gather.run_state import Key
+    from nccl_doctor.gather.context import Key
 
     if ctx.meta.get(SECRET):
         return Key(ctx.meta[SECRET], lasts=False)

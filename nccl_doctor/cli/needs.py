@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import click
 
-from nccl_doctor.cli.handover import COMMAND
+from nccl_doctor.cli.line import COMMAND
 from nccl_doctor.cli.params import Word
-from nccl_doctor.toolkit.masking import masked
+from nccl_doctor.system.masking import masked
 from nccl_doctor.toolkit.net.endpoints import endpoint_words, read_endpoint
 
 _ENV, _TCP, _FILE = "env://", "tcp://", "file://"

@@ -31,7 +31,7 @@ def checks() -> None:
     from tabulate import tabulate
 
     from nccl_doctor import registry
-    from nccl_doctor.toolkit.terminal import complain, safe
+    from nccl_doctor.system.terminal import complain, safe
 
     found = registry.load()
     rows = [

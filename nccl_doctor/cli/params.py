@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from nccl_doctor.model.limits import MAX_LOCAL_RANKS, MAX_SECONDS
+from nccl_doctor.model.codec import MAX_LOCAL_RANKS, MAX_SECONDS
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[Any]  # generic for the type checker; a plain class before 8.2

@@ -28,7 +28,7 @@ from nccl_doctor.cli.saving import (
 )
 from nccl_doctor.report.formats import formats
 from nccl_doctor.report.profiles import PROFILES
-from nccl_doctor.toolkit.terminal import complain
+from nccl_doctor.system.terminal import complain
 
 if TYPE_CHECKING:
     from nccl_doctor.model.report import Report
@@ -229,7 +229,7 @@ def merge(
     (report.node1.json); - is stdin. Exit codes are those of `run`.
     """
     from nccl_doctor import registry
-    from nccl_doctor.judge.merge_reports import merge_reports
+    from nccl_doctor.judge.merge import merge_reports
     from nccl_doctor.model.options import Options
 
     outputs, redaction = outputs_of(given), redaction_of(given)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from nccl_doctor.report.profiles import PROFILES
-from nccl_doctor.toolkit import files
-from nccl_doctor.toolkit.errands import send
-from nccl_doctor.toolkit.terminal import in_github
+from nccl_doctor.system import files
+from nccl_doctor.system.helpers import send
+from nccl_doctor.system.terminal import in_github
 
 if TYPE_CHECKING:
     from nccl_doctor.model.options import Options

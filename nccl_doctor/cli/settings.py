@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from nccl_doctor.cli.handover import COMMAND
 from nccl_doctor.cli.key import SECRET
+from nccl_doctor.cli.line import COMMAND
 from nccl_doctor.cli.redaction import redaction_of
 from nccl_doctor.cli.saving import check_place, check_profile, outputs_of, wants_github
 
 if TYPE_CHECKING:
     from nccl_doctor.model.options import Options
-    from nccl_doctor.toolkit.more_time import MoreTime
+    from nccl_doctor.system.deadline import MoreTime
 
 _CONFIG = "nccl-doctor.config"
 """Key in the click context for the configuration file and its tables."""
@@ -53,7 +53,7 @@ def read_config(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 def tell_of_config(ctx: click.Context, given: Mapping[str, Any]) -> None:
     """Say on stderr which files were left out, and with --verbose which configuration is used."""
-    from nccl_doctor.toolkit.terminal import complain
+    from nccl_doctor.system.terminal import complain
 
     for line in ctx.meta[LEFT_OUT]:
         complain(line)
@@ -153,7 +153,7 @@ def relayed_options(ctx: click.Context) -> Options:
         click.UsageError: they are of another version, or name a check that is not installed here.
         click.Abort: the process that started this one is gone.
     """
-    from nccl_doctor.launch.ssh.relay import attend
+    from nccl_doctor.launch.ssh.connection import attend
 
     try:
         options, ctx.meta[SECRET] = attend()
@@ -173,8 +173,8 @@ def relayed_more_time() -> MoreTime:
     """Record of the time by which the end is put off, which tells the process at the other end of
     ssh.
     """
-    from nccl_doctor.launch.ssh.relay import tell_more
-    from nccl_doctor.toolkit.more_time import MoreTime
+    from nccl_doctor.launch.ssh.connection import tell_more
+    from nccl_doctor.system.deadline import MoreTime
 
     return MoreTime(tell_more)
 

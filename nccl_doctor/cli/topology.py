@@ -20,14 +20,14 @@ from nccl_doctor.cli.settings import LEFT_OUT
 from nccl_doctor.launch.allocation import ignored_hostfile, other_hosts
 from nccl_doctor.launch.command_line.job_line import JobLine, JobLineError
 from nccl_doctor.launch.detect import detect
-from nccl_doctor.launch.host_launch import host_flags
+from nccl_doctor.launch.ranks import host_flags
 from nccl_doctor.model.job import UnreadHosts
 from nccl_doctor.model.launch import ENDPOINT, OPTIONS, Launch
 from nccl_doctor.model.options import Flags, Options, contradictions
-from nccl_doctor.toolkit.terminal import complain
+from nccl_doctor.system.terminal import complain
 
 if TYPE_CHECKING:
-    from nccl_doctor.gather.over_ssh import Fleet
+    from nccl_doctor.gather.fleet import Fleet
     from nccl_doctor.launch.ssh.hostfile import Entry
 
 _FIELDS = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
@@ -202,7 +202,7 @@ def _check(ctx: click.Context, flags: Flags, launch: Launch) -> None:
             f"--nnodes {nnodes} needs --master-addr, the name or address of node 0", ctx
         )
     if flags.nproc_per_node is not None:
-        from nccl_doctor.launch.local_ranks import num_local_ranks
+        from nccl_doctor.launch.ranks import num_local_ranks
 
         try:
             num_local_ranks(flags.nproc_per_node, os.environ)
@@ -224,8 +224,8 @@ def _fleet_of(
 
     `chosen`: the hosts in it that the job uses, with as many slots as ranks; None: all.
     """
-    from nccl_doctor.gather.over_ssh import Fleet
-    from nccl_doctor.launch.ssh import connection, exports, hostfile, relay
+    from nccl_doctor.gather.fleet import Fleet
+    from nccl_doctor.launch.ssh import connection, hostfile, program
 
     if launch.launcher != "none" and not flags.starts_ranks:
         raise click.UsageError(
@@ -242,8 +242,8 @@ def _fleet_of(
         entries = chosen or hostfile.read(path)
         nproc = hostfile.ranks_per_host(entries, None if chosen else flags.nproc_per_node, path)
         left_out = ctx.meta.get(LEFT_OUT, [])
-        variables = exports.exported(os.environ, Path.home(), Path.cwd(), left_out)
-    except (hostfile.HostfileError, exports.ExportsError) as error:
+        variables = program.exported(os.environ, Path.home(), Path.cwd(), left_out)
+    except (hostfile.HostfileError, program.ExportsError) as error:
         raise click.UsageError(str(error), ctx) from error
     if flags.nnodes not in (None, len(entries)):
         raise click.UsageError(
@@ -253,9 +253,9 @@ def _fleet_of(
         )
     if shutil.which("ssh") is None:
         raise click.UsageError("--hostfile needs ssh, and ssh is not in PATH: install it", ctx)
-    if len(relay.instructions(Options(), variables)) > connection.WORD_MAX // 2:
+    if len(connection.instructions(Options(), variables)) > connection.WORD_MAX // 2:
         raise click.UsageError(
-            f"the variables to export ({', '.join(exports.PREFIXES)}…, {exports.ENV_FILE}) are "
+            f"the variables to export ({', '.join(program.PREFIXES)}…, {program.ENV_FILE}) are "
             f"larger than {connection.WORD_MAX >> 11} KiB; unset those that the job does not need",
             ctx,
         )

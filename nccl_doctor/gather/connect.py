@@ -6,19 +6,19 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 
-from nccl_doctor.gather import store_server
-from nccl_doctor.gather.board import Phase
-from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
+from nccl_doctor.gather import server
+from nccl_doctor.gather.context import Run
 from nccl_doctor.gather.envelope import OPEN, BadMessage, Seal
 from nccl_doctor.gather.opening import MEETING
-from nccl_doctor.gather.run_state import Run
+from nccl_doctor.gather.progress import Phase
+from nccl_doctor.gather.store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.launch import identity
 from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.launch import Launch
+from nccl_doctor.system.shortage import Shortage, shortage_of
 from nccl_doctor.toolkit.load_torch import torch_error
 from nccl_doctor.toolkit.net.dial import dial
 from nccl_doctor.toolkit.net.names import look_up
-from nccl_doctor.toolkit.shortage import Shortage, shortage_of
 
 SHORT_ROAD_S = 2.0
 """Time of one more try on a network path that the checks found broken."""
@@ -33,14 +33,14 @@ def open_store(run: Run) -> Shortage | None:
     """
     launch = run.launch
     if launch.agent_store:
-        run.door = store_server.Door("agent")
+        run.door = server.Door("agent")
     elif serves_store(launch) and launch.master_port is not None and not run.door.error:
         only = launch.master_addr if launch.nnodes == 1 else None
         if torch_error():
-            run.door = store_server.Door("none")
+            run.door = server.Door("none")
             return None
         try:
-            run.door = store_server.serve(launch.master_port, only_for=only)
+            run.door = server.serve(launch.master_port, only_for=only)
         except (OSError, RuntimeError) as error:
             if scarce := shortage_of(error):
                 return scarce
@@ -80,7 +80,7 @@ def connect(run: Run, token: str, road: Finding | None) -> tuple[ControlStore, b
             raise StoreLost(f"gave up after {run.options.join_timeout_s:g} s: {road.message}")
         patience = SHORT_ROAD_S
     patience = min(max(patience, SHORT_ROAD_S), run.left())
-    store_server.bound_resolver()
+    server.bound_resolver()
     master, port = str(run.launch.master_addr), run.launch.master_port or 0
     doing = f"signing in at {master}:{port}"
     run.progress.say(doing, Phase.SIGN_IN, time.monotonic() + patience)

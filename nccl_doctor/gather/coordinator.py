@@ -13,30 +13,37 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat, takewhile
 
-from nccl_doctor.gather.answers import Answers
-from nccl_doctor.gather.board import Phase, phase_of
 from nccl_doctor.gather.connect import first_seal
-from nccl_doctor.gather.control_store import ControlStore
-from nccl_doctor.gather.deaths import Deaths
-from nccl_doctor.gather.departures import STOPPED, another, departures
-from nccl_doctor.gather.doubts import Doubts
+from nccl_doctor.gather.context import Run, StartTime
+from nccl_doctor.gather.ends import (
+    QUIET_S,
+    STOPPED,
+    Deaths,
+    Heartbeats,
+    another_connection,
+    departures,
+)
 from nccl_doctor.gather.envelope import Budget
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, hold, over_key
-from nccl_doctor.gather.in_the_way import Failures, touches
 from nccl_doctor.gather.join import Join
-from nccl_doctor.gather.make_report import make_report
-from nccl_doctor.gather.orders import Finish, Order
-from nccl_doctor.gather.partial_reports import PartialReports, not_heard
-from nccl_doctor.gather.pauses import Pauses, in_words
-from nccl_doctor.gather.postings import Postings
-from nccl_doctor.gather.quiet import QUIET_S, Quiet
-from nccl_doctor.gather.run_state import Run
+from nccl_doctor.gather.messages import Finish, Order, Postings
+from nccl_doctor.gather.opening import RivalCheck
+from nccl_doctor.gather.progress import Phase, phase_of
+from nccl_doctor.gather.report import make_report, stood_still, stopped
+from nccl_doctor.gather.rounds import (
+    LOOK_S,
+    Answers,
+    Blockers,
+    call_after_loss,
+    checks_that_look_again,
+    look_after_loss,
+    touches,
+)
 from nccl_doctor.gather.seats import size_of
-from nccl_doctor.gather.second_look import LOOK_S, checks_that_look_again, look_alone, look_together
-from nccl_doctor.gather.start_time import StartTime
-from nccl_doctor.gather.stopped import stood_still, stopped
+from nccl_doctor.gather.store import ControlStore
 from nccl_doctor.gather.told import reasons_of
+from nccl_doctor.gather.views import HostReports, not_heard
 from nccl_doctor.gather.visitors import note_visitors
 from nccl_doctor.launch import identity
 from nccl_doctor.model.check import Check, Skip
@@ -44,6 +51,7 @@ from nccl_doctor.model.cluster import AFTER_LOSS, BEFORE, Cluster, Outcome, Outc
 from nccl_doctor.model.findings import Finding, Round, Turn, Where
 from nccl_doctor.model.kinds import RUN_INTERRUPTED
 from nccl_doctor.model.report import ParticipantResult, Report
+from nccl_doctor.system.pauses import Pauses, in_words
 from nccl_doctor.toolkit.host import host_name
 
 VIEWS_S, LEAST_VIEWS_S = 2.5, 1.0
@@ -71,8 +79,8 @@ class Coordinator:
         run: Run,
         box: ControlStore,
         evidence: EvidenceLog,
-        views: PartialReports,
-        doubts: Doubts,
+        views: HostReports,
+        rivals: RivalCheck,
     ) -> None:
         self._run = run
         self._views = views
@@ -88,11 +96,11 @@ class Coordinator:
         self._failed = False
         self._has_looked = False
         self._deaths = Deaths(box, evidence)
-        self._doubts = doubts
-        self._failures = Failures(run.registry.checks)
+        self._rivals = rivals
+        self._blockers = Blockers(run.registry.checks)
         self._posted = Postings(box, is_near=identity.is_this_host(box.host))
-        self._quiet = Quiet(box, evidence)
-        self._answers = Answers(run, box, evidence, self._deaths, self._quiet)
+        self._heartbeats = Heartbeats(box, evidence)
+        self._answers = Answers(run, box, evidence, self._deaths, self._heartbeats)
         self._told_dead: set[int] = set()
         self._late: set[int] = set()
         self._starts = StartTime(run)
@@ -111,7 +119,7 @@ class Coordinator:
             self._box,
             self._evidence,
             self._deaths,
-            self._doubts,
+            self._rivals,
             posted=self._posted,
             voices=self._answers.voices,
         )
@@ -126,7 +134,7 @@ class Coordinator:
         at_last = time.monotonic() >= roll.until
         views_until = time.monotonic() + (VIEWS_S if at_last else LEAST_VIEWS_S)
         run.joined = True
-        self._quiet.look()  # who is killed in the first moments has no connection later
+        self._heartbeats.look()  # who is killed in the first moments has no connection later
         self._starts.signed_in(self._cluster())
         for check in self._checks:
             if check.turn is Turn.LAST:
@@ -156,7 +164,7 @@ class Coordinator:
             complete=not roll.stood_still_s,
             views=views,
             extra=[*self._departed(), *stood_still(self._evidence, roll.stood_still_s)],
-            known=self._failures.known(self._evidence.state),
+            known=self._blockers.known(self._evidence.state),
         )
         return self._result(report)
 
@@ -212,7 +220,7 @@ class Coordinator:
         next_s = wait_s + 2 * SETTLE_S + run.between_orders()
         order = Order(check.name, round_, next_s, more_s=run.more_s)
         started, mark = time.monotonic(), Pauses.now()
-        self._quiet.begin(check, round_)
+        self._heartbeats.begin(check, round_)
         self._posted.order(self._number, order)
         members = [seat for group in groups for seat in group]
         met = dict(chain.from_iterable(zip(group, repeat(min(group))) for group in groups))
@@ -242,7 +250,7 @@ class Coordinator:
             else:
                 self._silent.add(seat)
                 words = f"no answer within {wait_s:.0f} s of the order"
-                if seat in self._quiet.seats:
+                if seat in self._heartbeats.seats:
                     words = f"nothing came from its host for {QUIET_S:.0f} s"
                 outcome = self._death_of(seat) or Outcome(OutcomeStatus.SILENT, reason=words)
             self._record(seat, check, round_, outcome, met[seat])
@@ -258,15 +266,15 @@ class Coordinator:
         return hung_within(outcome, wanted_s, given_s, limit_s)
 
     def _look_out(self, groups: Sequence[Sequence[int]]) -> bool:
-        """Answer doubts, and tell the groups that have lost a member. Returns: whether any has."""
-        self._doubts.answer()
-        quiet = self._quiet.look()
+        """Answer rivals, and tell the groups that have lost a member. Returns: whether any has."""
+        self._rivals.answer()
+        silent = self._heartbeats.look()
         if not self._deaths.look():
-            return quiet
+            return silent
         lost = [group for group in groups if any(self._deaths.of(seat) for seat in group)]
         for group in lost:
             self._box.put(over_key(self._number, group), True)
-        return quiet or bool(lost)
+        return silent or bool(lost)
 
     def _death_of(self, seat: int) -> Outcome | None:
         """Outcome of a participant that was killed, in the round in which that is first seen."""
@@ -297,14 +305,14 @@ class Coordinator:
         Silence blocks as well: a group with a participant that no longer answers cannot meet.
         """
         cluster = self._cluster()
-        in_the_way = self._failures.in_the_way_of(check, cluster, self._evidence.state)
-        ranks = {rank.seat: rank for rank in cluster.present} if in_the_way else {}
+        blockers = self._blockers.blockers_of(check, cluster, self._evidence.state)
+        ranks = {rank.seat: rank for rank in cluster.present} if blockers else {}
         killed = {seat for seat in self._evidence.seats if self._deaths.of(seat)}
         self._silent |= killed
         for group in round_.groups:
             silent = self._silent & set(group)
             members = [ranks[seat] for seat in group if seat in ranks]
-            blocker = next((f for f in in_the_way if touches(f, members, round_)), None)
+            blocker = next((f for f in blockers if touches(f, members, round_)), None)
             shut = blocker is not None or (silent and not round_.may_shrink)
             out = set(group) if shut else silent
             lost = "rank-killed" if silent & killed else "rank-silent"
@@ -318,14 +326,14 @@ class Coordinator:
         time for that, this one alone.
         """
         run = self._run
-        round_ = look_together(self._cluster(), self._silent, run.seat, hung)
+        round_ = call_after_loss(self._cluster(), self._silent, run.seat, hung)
         if round_ is None:
             return
         if run.left() > round_.deadline_s + SETTLE_S:
             for check in checks_that_look_again(run):
                 self._hold(check, round_)
             return
-        for name, outcome in look_alone(run, round_.params["hosts"]).items():
+        for name, outcome in look_after_loss(run, round_.params["hosts"]).items():
             self._evidence.record(run.seat, name, AFTER_LOSS, outcome)
 
     def _note_visitors(self) -> None:
@@ -362,7 +370,7 @@ class Coordinator:
         Raises:
             StoreLost: the store is gone.
         """
-        box, number = another(self._box), self._number
+        box, number = another_connection(self._box), self._number
         self._posted.stop(box, number, {STOPPED: signal_name})
         for group in self._groups:
             box.put(over_key(number, group), True)
@@ -385,7 +393,7 @@ class Coordinator:
         late = [f"late/{seat}" for seat in self._late]
         names = ("seats", "departures", "deaths")
         box.forget([*names, *self._posted.keys, *seats, *byes, *late])
-        self._doubts.close()
+        self._rivals.close()
 
     def _voice_of(self, seat: int) -> int:
         """The seat that says goodbye for a seat."""

@@ -9,19 +9,19 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from nccl_doctor.gather.board import Phase, phase_of
-from nccl_doctor.gather.control_store import ControlStore
+from nccl_doctor.gather.context import Run
 from nccl_doctor.gather.opening import prefix_of
-from nccl_doctor.gather.pauses import Pauses, in_words
-from nccl_doctor.gather.round_peers import RoundPeers, say_left
-from nccl_doctor.gather.run_state import Run
-from nccl_doctor.launch.host_launch import placed, set_rank_env
+from nccl_doctor.gather.peers import RoundPeers, say_left
+from nccl_doctor.gather.progress import Phase, phase_of
+from nccl_doctor.gather.store import ControlStore
+from nccl_doctor.launch.ranks import placed, set_rank_env
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import ALONE, Facts, Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Round, Scope
 from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.layout import HostPlace
 from nccl_doctor.observe import probe
+from nccl_doctor.system.pauses import Pauses, in_words
 
 SETTLE_S = 5.0
 """Time after a deadline for a participant to examine a stuck child, kill it and post the result."""

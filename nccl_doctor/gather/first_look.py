@@ -16,17 +16,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from nccl_doctor.gather import store_server
+from nccl_doctor.gather import server
 from nccl_doctor.gather.connect import serves_store
+from nccl_doctor.gather.context import Run
 from nccl_doctor.gather.evidence import EvidenceLog
-from nccl_doctor.gather.run_state import Run
-from nccl_doctor.gather.sign_in import introduce
-from nccl_doctor.judge.at_once import certain_at_once
+from nccl_doctor.gather.messages import introduce
+from nccl_doctor.judge.causes import certain_at_once
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import ALONE, Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Layer
 from nccl_doctor.observe import probe
-from nccl_doctor.toolkit.shortage import shortage_of
+from nccl_doctor.system.shortage import shortage_of
 
 SO_FAR = "so far: "
 """Beginning of what is said."""
@@ -65,7 +65,7 @@ def look_first(run: Run) -> list[str]:
 def _look(run: Run) -> list[str]:
     refused = _refused(run, _until(run))
     if refused is not None:
-        run.door = store_server.Door("self", refused)
+        run.door = server.Door("self", refused)
     checks = [check for check in run.registry.checks if _is_looked_at(run, check)]
     ends = _observed(run, checks, time.monotonic() + _BRIEF_S)
     found = _certain(run, checks, ends)
@@ -88,7 +88,7 @@ def _refused(run: Run, until: float) -> OSError | None:
     port = run.launch.master_port
     if port is None or not serves_store(run.launch):
         return None
-    while (refused := store_server.refusal(port)) is not None:
+    while (refused := server.refusal(port)) is not None:
         if refused.errno != errno.EADDRINUSE:
             stands = refused.errno in (errno.EACCES, errno.EPERM, errno.ENOSYS)
             return refused if stands else None

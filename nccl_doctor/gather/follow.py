@@ -8,22 +8,31 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from nccl_doctor.gather.board import Phase
-from nccl_doctor.gather.control_store import STRANGER_S, ControlStore, StoreLost, StoreTimeout
-from nccl_doctor.gather.departures import signal_of_rank_0
+from nccl_doctor.gather.context import Run
+from nccl_doctor.gather.ends import signal_of_rank_0
 from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, hold, now_and_then, take_place
-from nccl_doctor.gather.orders import Finish, HostPlaces, Order, Roster, order_from_json
-from nccl_doctor.gather.partial_reports import PartialReports
-from nccl_doctor.gather.pauses import Pauses, in_words
-from nccl_doctor.gather.postings import is_paged, own_part, page_of, whole
+from nccl_doctor.gather.messages import (
+    Finish,
+    HostPlaces,
+    Order,
+    Roster,
+    is_paged,
+    order_from_json,
+    own_part,
+    page_of,
+    whole,
+)
+from nccl_doctor.gather.progress import Phase
 from nccl_doctor.gather.refusals import KINDS, kind_of
-from nccl_doctor.gather.run_state import Run
+from nccl_doctor.gather.store import STRANGER_S, ControlStore, StoreLost, StoreTimeout
+from nccl_doctor.gather.views import HostReports
 from nccl_doctor.model import kinds
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Kind, Round, Where
 from nccl_doctor.model.launch import OWN
+from nccl_doctor.system.pauses import Pauses, in_words
 
 T = TypeVar("T")
 
@@ -52,7 +61,7 @@ class Follower:
     """One participant that is not the coordinator, once it has signed in for a run."""
 
     def __init__(
-        self, run: Run, box: ControlStore, token: str, evidence: EvidenceLog, views: PartialReports
+        self, run: Run, box: ControlStore, token: str, evidence: EvidenceLog, views: HostReports
     ) -> None:
         self._run, self._box, self._token = run, box, token
         self._evidence, self._views = evidence, views

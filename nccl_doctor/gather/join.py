@@ -10,29 +10,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor import __version__
-from nccl_doctor.gather.board import Phase
-from nccl_doctor.gather.control_store import (
-    OPERATION_S,
-    ControlStore,
-    StoreTimeout,
-)
-from nccl_doctor.gather.deaths import Deaths
-from nccl_doctor.gather.doubts import Doubts
+from nccl_doctor.gather.context import Run
+from nccl_doctor.gather.ends import Deaths
 from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, take_place
-from nccl_doctor.gather.orders import HostPlaces, Roster
-from nccl_doctor.gather.pauses import Pauses
-from nccl_doctor.gather.postings import Postings
+from nccl_doctor.gather.messages import SIGN_IN_MAX, Claimant, HostPlaces, Postings, Roster, SignIn
+from nccl_doctor.gather.opening import RivalCheck
+from nccl_doctor.gather.progress import Phase, rows_of_sign_in
 from nccl_doctor.gather.refusals import kind_of
-from nccl_doctor.gather.rows import rows_of_sign_in
-from nccl_doctor.gather.run_state import Run
+from nccl_doctor.gather.rounds import WITNESSES
 from nccl_doctor.gather.seats import most_seats
-from nccl_doctor.gather.second_look import WITNESSES
-from nccl_doctor.gather.sign_in import SIGN_IN_MAX, Claimant, SignIn
+from nccl_doctor.gather.store import OPERATION_S, ControlStore, StoreTimeout
 from nccl_doctor.gather.store_client import FIRST_PAUSE_S, next_pause
 from nccl_doctor.gather.voice.letters import Voices, is_of_speaker, refused_in, sign_ins_in
 from nccl_doctor.launch import identity
+from nccl_doctor.model.codec import MAX_RANKS
 from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import (
     Claim,
@@ -42,7 +35,7 @@ from nccl_doctor.model.layout import (
     elastic_size,
     lay_out,
 )
-from nccl_doctor.model.limits import MAX_RANKS
+from nccl_doctor.system.pauses import Pauses
 
 LEAST_S = 1.0
 """Least time for the others to sign in, however long this host was busy before."""
@@ -68,7 +61,7 @@ class Join:
         box: ControlStore,
         evidence: EvidenceLog,
         deaths: Deaths,
-        doubts: Doubts,
+        rivals: RivalCheck,
         *,
         posted: Postings,
         voices: Voices,
@@ -79,7 +72,7 @@ class Join:
         self._voices = voices
         self._evidence = evidence
         self._deaths = deaths
-        self._doubts = doubts
+        self._rivals = rivals
         self._opened = 0.0
         self.until = 0.0
         """The `time.monotonic()` second at which the join time-out ends."""
@@ -230,7 +223,7 @@ class Join:
             looked = time.monotonic() - self._strangers_s
             has_news = self._admit(everywhere=time.monotonic() >= until)
             self._deaths.look()
-            self._doubts.answer()
+            self._rivals.answer()
             if time.monotonic() >= until:
                 if complete():
                     return True
@@ -239,7 +232,7 @@ class Join:
                     self.stood_still_s += stood_s
                     return False
                 until, waits_more = self._until(stood_s), False
-            if complete() and not self._doubts.awaits(self._tokens().values()):
+            if complete() and not self._rivals.awaits(self._tokens().values()):
                 return True
             who = self._evidence.not_here() or "others: those that are here contradict each other"
             self._run.progress.say(f"waiting for {who}", Phase.SIGN_IN, until)

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from nccl_doctor import __version__
 from nccl_doctor.gather.envelope import BadMessage, NotAuthentic, OtherVersion
-from nccl_doctor.gather.orders import MOST_REFUSED, Reason
-from nccl_doctor.gather.sign_in import Claimant
+from nccl_doctor.gather.messages import MOST_REFUSED, Claimant, Reason
 from nccl_doctor.model.findings import Confidence, Finding, Kind, Where
 from nccl_doctor.model.kinds import (
     DOCTOR_DIFFERS,

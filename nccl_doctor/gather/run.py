@@ -1,4 +1,4 @@
-"""`nccl-doctor run`, from options to exit code: read the launcher, start ranks, take part."""
+"""`nccl-doctor run`, from options to exit code: read the launcher, start ranks, and `env`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from nccl_doctor import registry
-from nccl_doctor.gather.deaths import death_of, tell
+from nccl_doctor.gather.context import Key, Run, RunConfig
+from nccl_doctor.gather.ends import death_of, tell_killed
+from nccl_doctor.gather.evidence import EvidenceLog
+from nccl_doctor.gather.examine import examine_alone
 from nccl_doctor.gather.first_look import look_first
-from nccl_doctor.gather.partial_reports import Redaction
-from nccl_doctor.gather.participant import Participant
-from nccl_doctor.gather.progress import Progress
-from nccl_doctor.gather.run_state import Key, Run, RunConfig
-from nccl_doctor.gather.watchdog import Watchdog
-from nccl_doctor.launch import identity, local_ranks
+from nccl_doctor.gather.messages import introduce
+from nccl_doctor.gather.progress import Phase, Progress
+from nccl_doctor.gather.rank import Participant
+from nccl_doctor.gather.report import make_report
+from nccl_doctor.gather.views import Redaction
+from nccl_doctor.judge.checks import error_words
+from nccl_doctor.launch import identity, ranks
 from nccl_doctor.launch.detect import detect
-from nccl_doctor.launch.host_launch import (
+from nccl_doctor.launch.ranks import (
     DEFAULT_PORT,
     NPROC,
     free_port,
@@ -30,17 +34,20 @@ from nccl_doctor.launch.host_launch import (
     placed,
     set_rank_env,
 )
+from nccl_doctor.model.codec import MAX_RANKS
+from nccl_doctor.model.findings import Finding, Where
+from nccl_doctor.model.kinds import RUN_INTERRUPTED
 from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import Address, HostPlace
-from nccl_doctor.model.limits import MAX_RANKS
 from nccl_doctor.model.options import Flags, Options
-from nccl_doctor.model.report import ParticipantResult
-from nccl_doctor.toolkit import forks
+from nccl_doctor.model.report import ParticipantResult, Report
+from nccl_doctor.system import forks, supervisor
+from nccl_doctor.system.deadline import MoreTime
+from nccl_doctor.system.masking import command_line
+from nccl_doctor.system.watchdog import LAST_WORDS_S, Watchdog
 from nccl_doctor.toolkit.c10d import recognise
 from nccl_doctor.toolkit.host import import_psutil
 from nccl_doctor.toolkit.load_torch import import_torch
-from nccl_doctor.toolkit.masking import command_line
-from nccl_doctor.toolkit.more_time import MoreTime
 
 if TYPE_CHECKING:
     from nccl_doctor.judge.history import Past
@@ -107,7 +114,7 @@ def run(
     flags = flags if of_host is None else of_host
     if (flags.nnodes or 1) * nproc > MAX_RANKS:
         hosts = f"--nnodes {flags.nnodes} with {nproc} ranks each"
-        raise local_ranks.TooManyRanks(f"{hosts}: more than {MAX_RANKS} ranks")
+        raise ranks.TooManyRanks(f"{hosts}: more than {MAX_RANKS} ranks")
     if key is None and (flags.nnodes or 1) == 1 and flags.master_addr is None:
         key = Key(secrets.token_bytes(32), lasts=False)  # all ranks are forked from here
     doing = "looking at this host"
@@ -156,9 +163,9 @@ def run(
 
     def died(local: int, pid: int, name: str, place: HostPlace, meeting: Address) -> int:
         death = death_of(pid, place.first_rank + local, name)
-        return forks.fork_service("messenger", lambda: tell(meeting, death, key))
+        return forks.fork_service("messenger", lambda: tell_killed(meeting, death, key))
 
-    return local_ranks.run_host(
+    return ranks.run_host(
         nproc,
         first,
         sibling,
@@ -177,9 +184,9 @@ def ranks_here(flags: Flags, of_host: Flags | None, environ: Mapping[str, str]) 
     """
     own, told = flags.nproc_per_node, of_host.nproc_per_node if of_host else None
     if told is not None and not (own and own.isdecimal()):
-        return local_ranks.num_local_ranks(told, environ, of_torchrun=True, source=NPROC)
+        return ranks.num_local_ranks(told, environ, of_torchrun=True, source=NPROC)
     of_torchrun = bool(flags.starts_ranks and own)
-    return local_ranks.num_local_ranks(own or "auto", environ, of_torchrun=of_torchrun)
+    return ranks.num_local_ranks(own or "auto", environ, of_torchrun=of_torchrun)
 
 
 def is_endpoint(address: str) -> bool:
@@ -251,3 +258,48 @@ def _supervise(run_: Run, write: Callable[[ParticipantResult, Launch], int]) -> 
         return write(result, run_.launch)
 
     return Participant(run_, leave).run()
+
+
+# `nccl-doctor env`: the facts of this host alone, with no process group and no store.
+
+
+JOIN_S = 3.0
+"""Join time-out: no job starts here, so a master that does not answer is given up soon."""
+TIMEOUT_S = 60.0
+"""Time limit: a few seconds are normal; with a stuck driver or file system each probe may need its
+whole deadline.
+"""
+
+
+def examine_here(options: Options, give_up: Callable[[str], int]) -> Report:
+    """Observe everything that needs no other host, and judge it as the report of one host.
+
+    Ends the process if it is interrupted or takes longer than `TIMEOUT_S`: `give_up` says why there
+    is no report, and returns the exit code.
+    """
+    options = replace(options, timeout_s=TIMEOUT_S, join_timeout_s=JOIN_S)
+    environ = dict(os.environ)
+    started = supervisor.began()
+    supervisor.set_deadline(started + TIMEOUT_S)
+    run = prepare(options, detect(environ), environ, started)
+    watchdog = Watchdog(
+        run.config.deadline, lambda why: give_up(f"{why} while {run.progress.doing}")
+    )
+    run.progress.say("importing torch", Phase.START)
+    import_torch()
+    scopes = {check.name: check.scope for check in run.registry.checks}
+    evidence = EvidenceLog(run.launch, scopes, environ)
+    who = introduce(run.launch, environ, options.backend)
+    evidence.sign_in(0, who, 0.0)
+    broke = []
+    try:
+        evidence.sign_in(0, replace(who, facts=examine_alone(run)), 0.0)
+    except Exception as error:  # a mistake, of ours or of a plug-in, must not cost the report
+        words = f"nccl-doctor itself failed: {error_words(error)}"
+        broke.append(Finding(RUN_INTERRUPTED, words, Where(hosts=(who.host_name,))))
+    run.progress.say("judging", Phase.VERDICT)
+    report = make_report(run, evidence, complete=False, alone=True, extra=broke)
+    if not watchdog.stand_down():
+        time.sleep(LAST_WORDS_S)  # the watchdog is speaking, and ends the process
+    run.progress.close()
+    return report

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 
-from nccl_doctor.gather.control_store import ControlStore
 from nccl_doctor.gather.envelope import BadMessage
+from nccl_doctor.gather.messages import SignIn
 from nccl_doctor.gather.opening import name_in, prefix_of
-from nccl_doctor.gather.sign_in import SignIn
+from nccl_doctor.gather.store import ControlStore
 from nccl_doctor.model.launch import Launch
 
 SPARE_SEATS = 64

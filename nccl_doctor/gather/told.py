@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.gather.orders import MOST_REASONS, Finish, Reason
+from nccl_doctor.gather.messages import MOST_REASONS, Finish, Reason
 from nccl_doctor.model.findings import Confidence, Finding, Where
 from nccl_doctor.model.report import Report
 from nccl_doctor.registry import Registry

@@ -13,14 +13,14 @@ from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
 
-from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.envelope import CLAIM_MAX, BadMessage, NotAuthentic, Seal
 from nccl_doctor.gather.evidence import EvidenceLog
+from nccl_doctor.gather.messages import Claimant
 from nccl_doctor.gather.opening import MEETING, OPENING
 from nccl_doctor.gather.refusals import KINDS, kind_of
-from nccl_doctor.gather.sign_in import Claimant
+from nccl_doctor.gather.store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.launch import identity
-from nccl_doctor.toolkit.errands import send_foreign
+from nccl_doctor.system.helpers import send_foreign
 from nccl_doctor.toolkit.net.interfaces import is_loopback
 from nccl_doctor.toolkit.net.sock_diag import connections_at
 

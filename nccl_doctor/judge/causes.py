@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
+from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.judge.place import Map, Place, is_of_a_group
+from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import Confidence, Finding, Layer, Severity, Where
 from nccl_doctor.model.kinds import ENGINE_CODES
@@ -230,3 +232,88 @@ class _Causes:
                 seen.add(code)
                 todo.extend(self._causes.get(code, ()))
         return False
+
+
+# Failures for which only a choice of the program is to blame: they are none of the job's. Pure.
+
+
+def excuse(findings: Sequence[Finding]) -> list[Finding]:
+    """Make warnings of the failures that have an excuse (`Finding.excused_by`), and of what nothing
+    else explains.
+
+    The note that excuses them becomes a warning with them and explains them: it says what to set.
+    What they kept from being tested stays unknown.
+
+    Args:
+        findings: as `explain` left them.
+    """
+    codes = _innocent([finding for finding in findings if finding.level is Severity.FAIL])
+    used = {finding.excused_by for finding in findings if _has_excuse(finding, codes)}
+    said = {finding.code for finding in findings if finding.code in used}
+    out = []
+    for finding in findings:
+        if _has_excuse(finding, codes):
+            by = finding.excused_by if finding.excused_by in said else None
+            finding = finding.replaced(
+                severity=Severity.WARN, explained_by=finding.explained_by or by
+            )
+        elif finding.code in said and finding.level is Severity.INFO:
+            finding = finding.replaced(severity=Severity.WARN)
+        out.append(finding)
+    return out
+
+
+def _innocent(failures: Sequence[Finding]) -> set[str]:
+    """Codes whose failures all have an excuse, or are explained by one that has."""
+    codes: set[str] = set()
+    while True:
+        guilty = {finding.code for finding in failures if not _has_excuse(finding, codes)}
+        more = {finding.code for finding in failures} - guilty
+        if more == codes:
+            return codes
+        codes = more
+
+
+def _has_excuse(finding: Finding, innocent: set[str]) -> bool:
+    return finding.level is Severity.FAIL and (
+        bool(finding.excused_by) or finding.explained_by in innocent
+    )
+
+
+# Findings of one host that nothing learnt later takes back: they need not wait for the report.
+
+
+def certain_at_once(
+    cluster: Cluster, checks: Sequence[Check], wanted: Callable[[str], bool]
+) -> list[Finding]:
+    """Certain failures of kinds that their checks know at once (`Check.at_once`), with no other
+    cause: the report will name them too, whoever joins.
+
+    It is not known yet whether this host will get in, and some rules ask: what is a failure in
+    either case is one here. Only the severity of the report may then be a milder one.
+
+    Args:
+        cluster: of one participant, as it knows it alone.
+        checks: those that have observed; their order does not matter.
+        wanted: as for `conclude`.
+    """
+    known = {check.name: check.at_once for check in checks}
+    found: dict[str, Finding] = {}
+    for joins in (False, True):
+        seen = _as_if(cluster, joins=joins)
+        judged = [finding for finding in judge_all(seen, checks)[0] if wanted(finding.code)]
+        for finding in root_causes(fold(excuse(explain(judged, seen)))):
+            if (
+                finding.level is Severity.FAIL
+                and finding.confidence is Confidence.CERTAIN
+                and finding.kind in known.get(finding.check, ())
+            ):
+                found.setdefault(finding.code, finding)
+    return list(found.values())
+
+
+def _as_if(cluster: Cluster, *, joins: bool) -> Cluster:
+    """The cluster, if its hosts are to get in, or not."""
+    hosts = {host.id: replace(host, joined=joins) for host in cluster.hosts}
+    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in cluster.ranks)
+    return replace(cluster, hosts=tuple(hosts.values()), ranks=ranks)

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nccl_doctor import __version__
-from nccl_doctor.judge.causes import explain, fold, root_causes
+from nccl_doctor.judge.causes import excuse, explain, fold, root_causes
 from nccl_doctor.judge.checks import Judged, judge_all
-from nccl_doctor.judge.excuses import excuse
 from nccl_doctor.judge.old_values import put_back
 from nccl_doctor.judge.one_value import one_value_each
 from nccl_doctor.judge.sentence import summary
@@ -26,8 +25,7 @@ from nccl_doctor.model.kinds import (
     RANK_SILENT,
 )
 from nccl_doctor.model.launch import MALFORMED
-from nccl_doctor.model.report import Report
-from nccl_doctor.model.run_record import RunRecord
+from nccl_doctor.model.report import Report, RunRecord
 
 if TYPE_CHECKING:
     from nccl_doctor.registry import Registry

@@ -11,7 +11,7 @@ from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.commands import Command, shell
 from nccl_doctor.model.findings import Finding, Where
 from nccl_doctor.model.fixes import Fix, On, Step, StepHosts
-from nccl_doctor.toolkit.masking import MASK
+from nccl_doctor.system.masking import MASK
 
 _SETS, _UNSETS = "export", "unset"
 _NAME = re.compile(r"[A-Za-z_]\w*(?==|$)")

@@ -25,8 +25,8 @@ from nccl_doctor.launch.launchers import (
     number,
     tasks_on_node,
 )
+from nccl_doctor.model.codec import MAX_RANKS
 from nccl_doctor.model.launch import DERIVED, Launch, LaunchProblem
-from nccl_doctor.model.limits import MAX_RANKS
 from nccl_doctor.toolkit.relaunch import STARTERS
 
 _NUMBERS = {  # field: lowest and highest sensible value

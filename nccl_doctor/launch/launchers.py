@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from nccl_doctor.launch.ssh.hostfile import MAX_BYTES
 from nccl_doctor.model.launch import PER_HOST
-from nccl_doctor.toolkit import files
+from nccl_doctor.system import files
 from nccl_doctor.toolkit.slurm import first_address, slurm_hosts
 
 FieldVariables = Mapping[str, tuple[str, ...]]

@@ -14,9 +14,9 @@ from enum import Enum
 from typing import Any
 
 from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.codec import Node
 from nccl_doctor.model.commands import UNKNOWN, Command, shell, unknown_in
 from nccl_doctor.model.findings import Finding, Where
-from nccl_doctor.model.json_node import Node
 
 _UNKNOWN = re.compile(rf"\b(?:{'|'.join(UNKNOWN)})\b")
 _QUOTED_OR_UNKNOWN = re.compile(rf"""('[^']*'|"[^"]*"|\b(?:{"|".join(UNKNOWN)})\b)""")

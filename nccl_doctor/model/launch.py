@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from nccl_doctor.model.json_node import Node
-from nccl_doctor.model.limits import MAX_LOCAL_RANKS, MAX_RANKS
+from nccl_doctor.model.codec import MAX_LOCAL_RANKS, MAX_RANKS, Node
 
 OWN = "nccl-doctor"
 """`Launch.launcher` of what the own launcher started."""

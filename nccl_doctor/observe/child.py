@@ -22,8 +22,7 @@ from typing import Any, NoReturn
 from nccl_doctor.model.check import Skip, Untested
 from nccl_doctor.model.cluster import MAX_BREADCRUMBS, Outcome, OutcomeStatus
 from nccl_doctor.observe.line import Line, NoLine, sendable
-from nccl_doctor.toolkit import cpu_wait
-from nccl_doctor.toolkit.forks import (
+from nccl_doctor.system.forks import (
     Standstill,
     close_others,
     end,
@@ -36,8 +35,9 @@ from nccl_doctor.toolkit.forks import (
     signal_name,
     unnamed_file,
 )
-from nccl_doctor.toolkit.leaving import leave
-from nccl_doctor.toolkit.masking import masked
+from nccl_doctor.system.leaving import leave
+from nccl_doctor.system.masking import masked
+from nccl_doctor.toolkit import cpu_wait
 
 MAX_MESSAGE_BYTES = 8 << 20
 """Largest size of facts; a check with more has a fault."""

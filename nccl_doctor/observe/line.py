@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from nccl_doctor.toolkit.masking import is_plain, masked, masked_data
+from nccl_doctor.system.masking import is_plain, masked, masked_data
 
 _SHORT = 400
 """Characters of a message that cannot be nested too deep."""

@@ -35,9 +35,9 @@ from nccl_doctor.observe.child import (
     outcome_without_child,
 )
 from nccl_doctor.observe.line import Line
-from nccl_doctor.toolkit.forks import REAP_WAIT_S
+from nccl_doctor.system.forks import REAP_WAIT_S
+from nccl_doctor.system.shortage import Shortage, shortage_of, soft_limit
 from nccl_doctor.toolkit.host import open_descriptors
-from nccl_doctor.toolkit.shortage import Shortage, shortage_of, soft_limit
 
 __all__ = ["MAX_MESSAGE_BYTES", "Line", "ProbeJob", "job_of", "patience", "run"]
 

@@ -23,9 +23,9 @@ from typing import Any
 
 from nccl_doctor import __version__
 from nccl_doctor.model.report import Report
-from nccl_doctor.toolkit import files
-from nccl_doctor.toolkit.errands import alive, send
-from nccl_doctor.toolkit.masking import masked
+from nccl_doctor.system import files
+from nccl_doctor.system.helpers import alive, send
+from nccl_doctor.system.masking import masked
 
 ROOT = "nccl-doctor-bundle"
 """Folder in the archive."""

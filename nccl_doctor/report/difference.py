@@ -6,12 +6,11 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from nccl_doctor.judge.history.difference import Difference, Turn
-from nccl_doctor.judge.history.usual import SHARE, Change, amount, percent
+from nccl_doctor.judge.history.figures import SHARE, Change, amount, percent
 from nccl_doctor.model.findings import Where
-from nccl_doctor.report.lines import MIN_WIDTH, to_ascii
-from nccl_doctor.report.places import Places
-from nccl_doctor.report.tables import Table, lay_out
-from nccl_doctor.toolkit.terminal import safe
+from nccl_doctor.report.lines import MIN_WIDTH, Table, lay_out, to_ascii
+from nccl_doctor.report.story import Places
+from nccl_doctor.system.terminal import safe
 
 _MARKS = {"new": "✗", "gone": "✓", "changed": "·"}
 _NONE = "–"

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from nccl_doctor.model.findings import Finding, Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.formats.markdown import sections
-from nccl_doctor.report.places import MOST_PLACES, Places, by_kind, some
-from nccl_doctor.report.steps import Steps
-from nccl_doctor.toolkit.terminal import inert, safe
+from nccl_doctor.report.story import MOST_PLACES, Places, Steps, by_kind, some
+from nccl_doctor.system.terminal import inert, safe
 
 MOST = 10
 """Most annotations of one kind that GitHub keeps from one step."""

@@ -14,7 +14,7 @@ from nccl_doctor.model.check import Check
 from nccl_doctor.model.findings import Kind, Scope
 from nccl_doctor.model.fixes import Fix, On
 from nccl_doctor.registry import Registry
-from nccl_doctor.report.recipe import recipe_for
+from nccl_doctor.report.story import recipe_for
 
 _WIDTH = 100
 _RULE = "-" * 72

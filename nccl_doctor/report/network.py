@@ -15,7 +15,7 @@ from nccl_doctor.model.cluster import Host
 from nccl_doctor.model.findings import Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.model.sections import HostLink
-from nccl_doctor.report.sections import Checks, no_checks, sections_of
+from nccl_doctor.report.story import Checks, no_checks, sections_of
 
 Pair = tuple[int, int]
 """Positions of (the host that calls or sends, the other one) in `Network.hosts`."""

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from nccl_doctor.model.findings import Confidence, Finding, Severity
-from nccl_doctor.toolkit.terminal import safe
+from nccl_doctor.system.terminal import safe
 
 if TYPE_CHECKING:
     from nccl_doctor.model.report import Report

@@ -12,9 +12,8 @@ from nccl_doctor.model.commands import word
 from nccl_doctor.model.findings import Finding, Severity
 from nccl_doctor.model.fixes import Fix, Step
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.places import Places
-from nccl_doctor.report.steps import Steps, is_for_shell, lasts, typed
-from nccl_doctor.toolkit.terminal import safe
+from nccl_doctor.report.story import Places, Steps, is_for_shell, lasts, typed
+from nccl_doctor.system.terminal import safe
 
 _HERE = 'case "$(uname -n)" in'
 

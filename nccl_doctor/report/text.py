@@ -8,22 +8,23 @@ from collections.abc import Sequence
 from nccl_doctor.model.cluster import Host, Rank
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status, Where, numbered
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.card import card, values
-from nccl_doctor.report.lines import MIN_WIDTH, Page, to_ascii
-from nccl_doctor.report.links import LEGEND
-from nccl_doctor.report.links import lay_out as lay_out_links
+from nccl_doctor.report.lines import LEGEND, MIN_WIDTH, Page, lay_out_links, to_ascii
 from nccl_doctor.report.next_step import next_steps
-from nccl_doctor.report.places import (
+from nccl_doctor.report.story import (
     MOST_PLACES,
     MOST_RANGES,
+    Block,
+    Checks,
     Places,
+    Steps,
     by_kind,
     checks_in_words,
+    healthy_summary,
+    no_checks,
     some,
+    values,
 )
-from nccl_doctor.report.sections import Checks, no_checks
-from nccl_doctor.report.steps import Block, Steps
-from nccl_doctor.toolkit.terminal import safe
+from nccl_doctor.system.terminal import safe
 
 _MARKS = {
     **{"pass": "✓", "fail": "✗", "warn": "!", "unknown": "?"},
@@ -220,7 +221,7 @@ def _warnings(page: Page, places: Places, steps: Steps, report: Report) -> None:
 
 def _card(page: Page, report: Report, checks: Checks) -> None:
     page.gap()
-    lines = card(report, checks)
+    lines = healthy_summary(report, checks)
     width = max((len(area) for area, _ in lines), default=0)
     for area, words in lines:
         page.line(words, first=f"  {area:<{width}}  ")
@@ -315,7 +316,7 @@ def _infos(page: Page, places: Places, report: Report) -> None:
 
 
 def _facts(page: Page, report: Report) -> None:
-    from nccl_doctor.report.tables import Table, lay_out, tables_of
+    from nccl_doctor.report.lines import Table, lay_out, tables_of
 
     by_title: dict[str, list[Table]] = defaultdict(list)
     for found in tables_of(report):

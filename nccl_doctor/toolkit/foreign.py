@@ -19,7 +19,7 @@ from typing import Any
 from nccl_doctor.model.check import Check, ForeignError, Skip
 from nccl_doctor.model.findings import Figure, Finding, Round, Where
 from nccl_doctor.model.sections import HostLink, Setup
-from nccl_doctor.toolkit.errands import send_foreign
+from nccl_doctor.system.helpers import send_foreign
 
 IMPORT_S = 20.0
 """Longest time for an import; one that imports torch from a busy file server needs it."""

@@ -32,7 +32,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nccl_doctor.toolkit.masking import masked
+from nccl_doctor.system.masking import masked
 
 ROOT = Path("/")
 IFF_UP, IFF_LOOPBACK, IFF_RUNNING = 0x1, 0x8, 0x40

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from types import ModuleType
 
-from nccl_doctor.toolkit.errands import send_foreign
-from nccl_doctor.toolkit.shortage import NO_MEMORY, soft_limit
+from nccl_doctor.system.helpers import send_foreign
+from nccl_doctor.system.shortage import NO_MEMORY, soft_limit
 
 TORCH_MISSING = "torch-missing"
 """Code of the finding on a rank that cannot import torch."""

@@ -12,7 +12,7 @@ import pytest
 from nccl_doctor.api import Finding, Where
 from nccl_doctor.registry import installed
 from nccl_doctor.report.formats.html import render
-from nccl_doctor.report.page.commands import fix_of
+from nccl_doctor.report.html.findings import fix_of
 from tests.browser.chromium import Chromium, Tab
 from tests.support.clusters import make_cluster
 from tests.support.pages import PORT, broken, healthy, hostile, report_of

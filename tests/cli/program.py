@@ -73,7 +73,7 @@ def calls_in_one(
     lists: Sequence[Sequence[str]], folders: Sequence[Path]
 ) -> list[subprocess.CompletedProcess[str]]:
     """Calls of the program, each in its folder, one after the other in one process and without the
-    guardian: for many that end before anything begins.
+    supervisor: for many that end before anything begins.
     """
     orders = [(str(folder), words) for folder, words in zip(folders, lists, strict=True)]
     done = program(json.dumps(orders), code=many_calls.in_one(), timeout_s=120.0)

@@ -25,8 +25,8 @@ from nccl_doctor.report import difference as report_difference
 from nccl_doctor.report import facts, github, issue, script
 from nccl_doctor.report import text as report_text
 from nccl_doctor.report.formats import formats, renderer
-from nccl_doctor.report.places import Places
 from nccl_doctor.report.redaction import redact
+from nccl_doctor.report.story import Places
 from tests.cli.program import CLEAN, error_of, program
 from tests.support import many_calls
 from tests.support.checks import REGISTRY

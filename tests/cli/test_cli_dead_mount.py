@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.cli.config import ConfigError, load
-from nccl_doctor.toolkit import errands
-from nccl_doctor.toolkit.guardian import GRACE_S
+from nccl_doctor.system import helpers
+from nccl_doctor.system.supervisor import GRACE_S
 from tests.cli.program import CLEAN
 from tests.support import disks
 from tests.support.forkserver import Forked
@@ -66,7 +66,7 @@ def test_every_path_of_a_server_that_is_gone(tmp_path: Path) -> None:
 def test_a_working_directory_of_a_server_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(errands, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(helpers, "PATIENCE_S", 0.5)
     with disks.silent(tmp_path) as place, pytest.raises(ConfigError) as caught:
         load(None, place)
     assert str(caught.value) == (

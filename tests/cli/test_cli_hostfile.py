@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nccl_doctor.launch.ssh.relay import MARKER, instructions
+from nccl_doctor.launch.ssh.connection import MARKER, instructions
 from nccl_doctor.model.options import Options
 from tests.cli.program import CLEAN, error_of, program
 from tests.ranks.ranks import free_port

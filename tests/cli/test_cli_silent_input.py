@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.toolkit.errands import PATIENCE_S
+from nccl_doctor.system.helpers import PATIENCE_S
 from tests.cli.program import calls_in_one, error_of
 from tests.support.forkserver import quick_python_path
 

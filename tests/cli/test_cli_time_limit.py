@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.launch.ssh.relay import MARKER, MORE, instructions
+from nccl_doctor.launch.ssh.connection import MARKER, MORE, instructions
 from nccl_doctor.model.options import Options
 from tests.cli.program import CLEAN, program
 from tests.ranks.ranks import free_port
@@ -146,7 +146,7 @@ def test_a_host_that_loses_rank_0_afterwards_ends_in_time(tmp_path: Path) -> Non
 
 HOSTS = """
 import json, os, sys, time
-from nccl_doctor.gather.over_ssh import Fleet, run_on_hosts
+from nccl_doctor.gather.fleet import Fleet, run_on_hosts
 from nccl_doctor.launch.ssh.hostfile import Entry
 from nccl_doctor.model.options import Flags, Options
 

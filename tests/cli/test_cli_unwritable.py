@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from nccl_doctor.cli import cli
 from nccl_doctor.report.formats import formats
-from nccl_doctor.toolkit.errands import PATIENCE_S
+from nccl_doctor.system.helpers import PATIENCE_S
 from tests.cli.program import CLEAN, program
 from tests.support import disks
 from tests.support.forkserver import quick_python_path

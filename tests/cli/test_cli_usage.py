@@ -12,7 +12,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from nccl_doctor.cli import cli
-from nccl_doctor.cli.torchrun import stand_alone
+from nccl_doctor.cli.line import stand_alone
 from nccl_doctor.report.formats import formats
 from tests.cli.program import calls_in_one, error_of, program
 from tests.support.rows import each_row

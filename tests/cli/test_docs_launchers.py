@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.cli import cli
-from nccl_doctor.cli.handover import COMMAND
+from nccl_doctor.cli.line import COMMAND
 from nccl_doctor.launch.command_line.job_line import JobLine
 from nccl_doctor.launch.command_line.reader import read
 from tests.cli.program import CLEAN, program

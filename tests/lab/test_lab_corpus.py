@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from nccl_doctor.gather.quiet import QUIET_S
+from nccl_doctor.gather.ends import QUIET_S
 from nccl_doctor.observe.child import BUSY_HOST
 from tests.lab.corpus import Case, load
 from tests.lab.corpus.runs import run

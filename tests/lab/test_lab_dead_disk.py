@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.toolkit.errands import PATIENCE_S
+from nccl_doctor.system.helpers import PATIENCE_S
 from tests.lab import faults
 from tests.lab.lab import PATIENT, TOTAL_S, Lab
 from tests.lab.reading import START_S, check_cause

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import nccl_doctor
-from nccl_doctor.toolkit.guardian import INTERRUPT_S
+from nccl_doctor.system.supervisor import INTERRUPT_S
 from tests.lab import sshd
 from tests.lab.lab import MASTER_PORT, MEET, Lab
 from tests.lab.reading import check_cause, check_clean, check_healthy, loud

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.toolkit.errands import send_foreign
+from nccl_doctor.system.helpers import send_foreign
 from nccl_doctor.toolkit.nccl.answer import ask_nccl
 from nccl_doctor.toolkit.variables.table import table
 from tests.lab.lab import Lab

@@ -92,7 +92,7 @@ def test_connections_that_find_no_port_on_their_own_host_are_not_blocked(lab: La
 
 _NO_PORT = """
 import socket, time
-from nccl_doctor.gather.control_store import ControlStore, StoreLost
+from nccl_doctor.gather.store import ControlStore, StoreLost
 from nccl_doctor.toolkit.net.free_port import no_port_left
 
 there = ("192.168.77.2", 29500)

@@ -15,7 +15,7 @@ SELECTED = ("--select", "ranks,launch_record,clock")
 STRANGER = f"""
 import pathlib
 import torch.distributed  # before it is ready: that takes as long as the run
-from nccl_doctor.gather.control_store import ControlStore
+from nccl_doctor.gather.store import ControlStore
 from nccl_doctor.gather.envelope import OPEN, BadMessage
 from nccl_doctor.gather.opening import MEETING, opened, prefix_of
 pathlib.Path("ready").touch()

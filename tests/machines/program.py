@@ -29,12 +29,12 @@ from nccl_doctor.api import (
     Severity,
     Skip,
 )
+from nccl_doctor.gather.context import Run, RunConfig
 from nccl_doctor.gather.evidence import EvidenceLog
-from nccl_doctor.gather.in_the_way import failures_in_the_way, touches
-from nccl_doctor.gather.make_report import make_report
+from nccl_doctor.gather.messages import SignIn
 from nccl_doctor.gather.progress import Progress
-from nccl_doctor.gather.run_state import Run, RunConfig
-from nccl_doctor.gather.sign_in import SignIn
+from nccl_doctor.gather.report import make_report
+from nccl_doctor.gather.rounds import blockers_among, touches
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.launch.detect import detect
 from nccl_doctor.model.findings import Round
@@ -326,7 +326,7 @@ def _report(checks: Registry, hosts: list[tuple[list[SignIn], Seen]], level: Lev
     findings, _ = judge_all(evidence.cluster(options, "nccl"), checks.checks)
     for check in checks.checks:
         if check.together and check.level.order <= options.level.order:
-            blocking = failures_in_the_way(check, findings)
+            blocking = blockers_among(check, findings)
             _hold(check, blocking, evidence, options, at_the_end)
     started = time.monotonic()
     config = RunConfig(

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from nccl_doctor.gather import store_server
-from nccl_doctor.toolkit import forks
+from nccl_doctor.gather import server
+from nccl_doctor.system import forks
 from tests.ranks.ranks import free_port
 
 
@@ -16,7 +16,7 @@ def store_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Port of a store on this machine."""
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
     port = free_port()
-    served = store_server.serve(port)
+    served = server.serve(port)
     assert served.error is None
     yield port
     served.close()

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.gather.control_store import ControlStore, StoreLost
 from nccl_doctor.gather.envelope import OPEN, Seal
 from nccl_doctor.gather.opening import MEETING, opened, prefix_of
+from nccl_doctor.gather.store import ControlStore, StoreLost
 from tests.support.forkserver import Forked, read_early
 from tests.support.reports import validate
 from tests.support.waiting import PATIENCE_S, comes, until

@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.gather.answers import Answers
-from nccl_doctor.gather.control_store import ControlStore
-from nccl_doctor.gather.deaths import Deaths, death_of
-from nccl_doctor.gather.doubts import Doubts
+from nccl_doctor.gather.ends import Deaths, Heartbeats, death_of
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.join import Join
-from nccl_doctor.gather.postings import Postings
-from nccl_doctor.gather.quiet import Quiet
+from nccl_doctor.gather.messages import Postings, SignIn
+from nccl_doctor.gather.opening import RivalCheck
+from nccl_doctor.gather.rounds import Answers
 from nccl_doctor.gather.run import prepare
-from nccl_doctor.gather.sign_in import SignIn
+from nccl_doctor.gather.store import ControlStore
 from nccl_doctor.gather.voice.letters import (
     Voices,
     answers_key,
@@ -46,7 +44,7 @@ class Head:
         self.box = ControlStore("127.0.0.1", port, timeout_s=5, prefix="answers/")
         run = prepare(Options(), launch, {}, time.monotonic(), logs=False)
         self.deaths = Deaths(self.box, self.evidence)
-        quiet = Quiet(self.box, self.evidence)
+        quiet = Heartbeats(self.box, self.evidence)
         self.answers = Answers(run, self.box, self.evidence, self.deaths, quiet)
         self.answers.voices.note(1, (1, 2, 3))
 
@@ -157,7 +155,7 @@ def test_a_rank_that_has_signed_in_by_itself_too_has_the_seat_that_it_knows(
     box = ControlStore("127.0.0.1", store_port, timeout_s=5, prefix="seats/")
     run = prepare(Options(), launch, {}, time.monotonic(), logs=False)
     deaths, voices = Deaths(box, evidence), Voices()
-    doubts = Doubts(box, launch, "t0")
+    doubts = RivalCheck(box, launch, "t0")
     join = Join(
         run, box, evidence, deaths, doubts, posted=Postings(box, is_near=True), voices=voices
     )

@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.gather import control_store, envelope, store_server
-from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
+from nccl_doctor.gather import envelope, server, store
 from nccl_doctor.gather.envelope import BadMessage, NotAuthentic, OtherVersion, Seal
-from nccl_doctor.gather.round_peers import RoundPeers, say_left
+from nccl_doctor.gather.peers import RoundPeers, say_left
+from nccl_doctor.gather.store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.launch.identity import host_addresses
-from nccl_doctor.toolkit import forks
+from nccl_doctor.system import forks
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.xdist_group("torch")
@@ -48,7 +48,7 @@ def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
     monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
     port = free_port()
-    served = store_server.serve(port)
+    served = server.serve(port)
     assert served.error is None
     (pid,) = forks.living
     yield port, pid
@@ -76,10 +76,10 @@ def test_no_piece_is_larger_than_a_small_packet(door: tuple[int, int]) -> None:
     box.put("big", [os.urandom(64).hex() for _ in range(500)])
     from torch.distributed import TCPStore
 
-    store = TCPStore("127.0.0.1", door[0], is_master=False)
+    raw = TCPStore("127.0.0.1", door[0], is_master=False)
     piece = 1
-    while store.check([f"{PREFIX}big#{piece}"]):
-        assert len(store.get(f"{PREFIX}big#{piece}")) <= control_store.PIECE_BYTES
+    while raw.check([f"{PREFIX}big#{piece}"]):
+        assert len(raw.get(f"{PREFIX}big#{piece}")) <= store.PIECE_BYTES
         piece += 1
     assert piece > 10
 
@@ -118,7 +118,7 @@ class SmallPackets:
 def test_a_path_that_swallows_large_packets_does_not_swallow_a_long_letter(
     door: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_store, "_MANY_S", 1.0)
+    monkeypatch.setattr(store, "_MANY_S", 1.0)
     letter = [os.urandom(64).hex() for _ in range(300)]
     connect(door[0]).put("letter", letter)
     path = SmallPackets(door[0])
@@ -395,7 +395,7 @@ def test_something_else_on_the_port_is_a_loss_within_the_time_given() -> None:
 
 
 def test_port_in_use_is_an_errno_not_a_text(door: tuple[int, int]) -> None:
-    second = store_server.serve(door[0])
+    second = server.serve(door[0])
     assert second.facts["server"] == "self"
     assert second.error is not None
     assert second.error.errno == 98
@@ -406,7 +406,7 @@ def test_port_in_use_is_an_errno_not_a_text(door: tuple[int, int]) -> None:
 
 def test_the_store_of_one_host_listens_on_loopback_only() -> None:
     port = free_port()
-    served = store_server.serve(port, only_for="localhost")
+    served = server.serve(port, only_for="localhost")
     try:
         assert (served.error, served.address) == (None, "127.0.0.1")
         connect(port).put("a", 1)
@@ -420,7 +420,7 @@ def test_the_store_of_one_host_listens_on_loopback_only() -> None:
 def test_it_listens_where_master_addr_leads_if_that_is_this_host() -> None:
     port = free_port()
     for name, address in (("127.0.0.3", "127.0.0.3"), ("192.0.2.77", "127.0.0.1")):
-        served = store_server.serve(port, only_for=name)
+        served = server.serve(port, only_for=name)
         try:
             assert (served.error, served.address) == (None, address)
             ControlStore(address, port, timeout_s=5, prefix=PREFIX).put("a", 1)
@@ -433,7 +433,7 @@ def test_a_port_that_the_job_could_not_have_is_taken_for_one_host_too() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.4", 0))
         held.listen()
-        served = store_server.serve(held.getsockname()[1], only_for="localhost")
+        served = server.serve(held.getsockname()[1], only_for="localhost")
         served.close()
     assert served.error is not None
     assert served.error.errno == errno.EADDRINUSE

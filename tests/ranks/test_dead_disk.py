@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.gather.watchdog import LAST_WORDS_S
-from nccl_doctor.toolkit.errands import PATIENCE_S
-from nccl_doctor.toolkit.guardian import GRACE_S
+from nccl_doctor.system.helpers import PATIENCE_S
+from nccl_doctor.system.supervisor import GRACE_S
+from nccl_doctor.system.watchdog import LAST_WORDS_S
 from tests.ranks.ranks import BASE, Ended, Ranks, is_served
 from tests.support import disks
 from tests.support.forkserver import quick_python_path

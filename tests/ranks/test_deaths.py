@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.gather.control_store import ControlStore
-from nccl_doctor.gather.deaths import Deaths, death_of, seal_of, tell
+from nccl_doctor.gather.context import Key
+from nccl_doctor.gather.ends import Deaths, death_of, seal_of, tell_killed
 from nccl_doctor.gather.envelope import OPEN, Seal
 from nccl_doctor.gather.evidence import EvidenceLog
+from nccl_doctor.gather.messages import SignIn
 from nccl_doctor.gather.opening import MEETING, open_run, prefix_of
-from nccl_doctor.gather.run_state import Key
-from nccl_doctor.gather.sign_in import SignIn
+from nccl_doctor.gather.store import ControlStore
 from nccl_doctor.model.launch import Launch
 from tests.support.waiting import comes
 
@@ -35,14 +35,14 @@ def test_a_death_is_told_with_the_key_of_the_run(
     store_port: int, key: Key | None, run_id: str
 ) -> None:
     deaths = coordinators(store_port, key)
-    tell(("127.0.0.1", store_port), death_of(7, 1, "SIGKILL"), key, run_id)
+    tell_killed(("127.0.0.1", store_port), death_of(7, 1, "SIGKILL"), key, run_id)
     assert deaths.look()
     assert deaths.ranks == {1}
 
 
 def test_a_stranger_without_the_key_tells_of_no_death(store_port: int) -> None:
     deaths = coordinators(store_port, KEYS["of this run"])
-    tell(("127.0.0.1", store_port), death_of(7, 1, "SIGKILL"), run_id=RUN)
+    tell_killed(("127.0.0.1", store_port), death_of(7, 1, "SIGKILL"), run_id=RUN)
     deaths.look()
     assert deaths.ranks == set()
 
@@ -54,11 +54,11 @@ def test_the_death_of_one_is_none_of_who_came_after_it(store_port: int) -> None:
     death = death_of(7, 1, "SIGKILL")
     who = SignIn("token", 7, Launch(rank=1, world_size=2), "nd1", death["host"])
     evidence.sign_in(3, who, 0.0)
-    tell(("127.0.0.1", store_port), death)
+    tell_killed(("127.0.0.1", store_port), death)
     assert deaths.look()
     assert deaths.of(3) == "SIGKILL"
     deaths.replaced(who)
     assert deaths.of(3) is None
-    tell(("127.0.0.1", store_port), death)
+    tell_killed(("127.0.0.1", store_port), death)
     assert comes(deaths.look)
     assert deaths.of(3) == "SIGKILL"

@@ -17,7 +17,7 @@ import pytest
 
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.observe import probe
-from nccl_doctor.toolkit import forks, leaving
+from nccl_doctor.system import forks, leaving
 from tests.broken import broken
 from tests.ranks.ranks import Ranks
 from tests.support.nccl_files import FOLDER, KEPT, left, nccl_file
@@ -173,24 +173,24 @@ def test_the_last_resort_removes_the_files_of_every_child(tag: str) -> None:
     assert left(tag) == []
 
 
-def test_nothing_is_left_of_a_program_that_its_guardian_ends(tag: str, tmp_path: Path) -> None:
+def test_nothing_is_left_of_a_program_that_its_supervisor_ends(tag: str, tmp_path: Path) -> None:
     """The program is stopped, and so never ends its own child."""
     script = tmp_path / "program.py"
     script.write_text(
         f"""
 import os, signal, sys, time
-from nccl_doctor.toolkit import forks, guardian
+from nccl_doctor.system import forks, supervisor
 from tests.support.nccl_files import left, nccl_file
 from tests.support.waiting import until
 
 def program():
     forks.fork_child(lambda: (nccl_file({tag!r}), time.sleep(600)) and 0)
     until(lambda: left({tag!r}))
-    guardian.set_deadline(time.monotonic())
+    supervisor.set_deadline(time.monotonic())
     os.kill(os.getpid(), signal.SIGSTOP)
 
-guardian.GRACE_S = 0.2
-sys.exit(guardian.watch(program, guardian.Terms(limit_s=60)))
+supervisor.GRACE_S = 0.2
+sys.exit(supervisor.watch(program, supervisor.Terms(limit_s=60)))
 """
     )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -18,7 +18,7 @@ import pytest
 from nccl_doctor.api import Context, Launch
 from nccl_doctor.checks.network_speed.verbs import PROGRAM, gid_index, written_both_ways
 from nccl_doctor.checks.network_speed.verbs_python import MODULE, has_pyverbs, written_by_pyverbs
-from nccl_doctor.toolkit.errands import send_foreign
+from nccl_doctor.system.helpers import send_foreign
 from nccl_doctor.toolkit.host import addresses
 from nccl_doctor.toolkit.nccl.conf import Setting
 from nccl_doctor.toolkit.net.interfaces import is_loopback

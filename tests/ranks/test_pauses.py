@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.gather.pauses import LEAST_S, TICK_S
+from nccl_doctor.system.pauses import LEAST_S, TICK_S
 from tests.broken import broken
 from tests.ranks.ranks import descendants, free_port, node, signed_in
 from tests.support.forkserver import Forked

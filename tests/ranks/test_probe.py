@@ -25,7 +25,7 @@ from nccl_doctor.api import Context, Launch, Skip, Untested
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.observe import probe
 from nccl_doctor.observe.shelf import Shelf
-from nccl_doctor.toolkit import forks
+from nccl_doctor.system import forks
 from nccl_doctor.toolkit.groups.stacks import main_stack
 from tests.ranks.ranks import descendants, gone
 from tests.support import disks

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from nccl_doctor.gather.control_store import ControlStore
+from nccl_doctor.gather.ends import Heartbeats
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import below_round
-from nccl_doctor.gather.quiet import Quiet
-from nccl_doctor.gather.round_peers import RoundPeers
-from nccl_doctor.gather.sign_in import SignIn
+from nccl_doctor.gather.messages import SignIn
+from nccl_doctor.gather.peers import RoundPeers
+from nccl_doctor.gather.store import ControlStore
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.launch import Launch
 from tests.support.checks import CHECKS
@@ -36,20 +36,20 @@ def connected(box: ControlStore) -> socket.socket:
     return socket.create_connection(("127.0.0.1", box.port), source_address=(OTHER, 0))
 
 
-def watching(box: ControlStore) -> Quiet:
+def watching(box: ControlStore) -> Heartbeats:
     """What rank 0 has at the beginning of a round with two other hosts."""
     evidence = EvidenceLog(Launch(rank=0, world_size=3), {}, {})
     for seat, address in ((1, OTHER), (2, UNKNOWN)):
         launch = Launch(rank=seat, world_size=3)
         who = SignIn(f"token {seat}", 7, launch, f"nd{seat}", f"host {seat}", (address,))
         evidence.sign_in(seat, who, 0.0)
-    quiet = Quiet(box, evidence, QUIET_S)
+    quiet = Heartbeats(box, evidence, QUIET_S)
     assert not quiet.look()
     quiet.begin(FIREWALL, MATRIX)
     return quiet
 
 
-def news_of(quiet: Quiet, limit_s: float = 6.0) -> bool:
+def news_of(quiet: Heartbeats, limit_s: float = 6.0) -> bool:
     return comes(quiet.look, limit_s)
 
 

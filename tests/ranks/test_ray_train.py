@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.gather.control_store import ControlStore
 from nccl_doctor.gather.opening import MEETING, opened
+from nccl_doctor.gather.store import ControlStore
 from nccl_doctor.toolkit.net.ports import ephemeral_range
 from tests.ranks.ranks import BASE, Ranks
 from tests.support.reports import validate

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.gather import store_server
-from nccl_doctor.gather.control_store import ControlStore
+from nccl_doctor.gather import server
 from nccl_doctor.gather.envelope import OPEN
+from nccl_doctor.gather.messages import Roster
 from nccl_doctor.gather.opening import MEETING, open_run, opened, prefix_of
-from nccl_doctor.gather.orders import Roster
+from nccl_doctor.gather.store import ControlStore
 from tests.ranks.ranks import BASE, Ended, Ranks, descendants, free_port, gone
 from tests.support.forkserver import quick_python_path
 from tests.support.waiting import until
@@ -40,7 +40,7 @@ class Agents:
         self._folder = folder
         self.port = 0
         self._all: list[Ranks] = []
-        self._door = store_server.serve(self.ranks(0, 0).port)
+        self._door = server.serve(self.ranks(0, 0).port)
         assert self._door.error is None
         self.meeting = ControlStore("127.0.0.1", self.port, timeout_s=5, prefix=MEETING)
 

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.gather.control_store import ControlStore
-from nccl_doctor.gather.deaths import Deaths
-from nccl_doctor.gather.doubts import Doubts
+from nccl_doctor.gather.ends import Deaths
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.join import Join
-from nccl_doctor.gather.postings import Postings
+from nccl_doctor.gather.messages import Postings, SignIn
+from nccl_doctor.gather.opening import RivalCheck
 from nccl_doctor.gather.run import prepare
-from nccl_doctor.gather.sign_in import SignIn
+from nccl_doctor.gather.store import ControlStore
 from nccl_doctor.gather.voice.letters import Voices, letter_of_sign_ins
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.options import Options
@@ -39,7 +38,7 @@ class Hall:
         self.evidence = EvidenceLog(launch, {}, {})
         self.box = ControlStore("127.0.0.1", port, timeout_s=5, prefix="seats/")
         run = prepare(Options(), launch, {}, time.monotonic(), logs=False)
-        deaths, doubts = Deaths(self.box, self.evidence), Doubts(self.box, launch, "t0")
+        deaths, doubts = Deaths(self.box, self.evidence), RivalCheck(self.box, launch, "t0")
         posted = Postings(self.box, is_near=True)
         self.voices = Voices()
         self.join = Join(

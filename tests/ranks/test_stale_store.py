@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.gather import store_server
-from nccl_doctor.gather.control_store import ControlStore
+from nccl_doctor.gather import server
 from nccl_doctor.gather.envelope import OPEN
+from nccl_doctor.gather.messages import Roster
 from nccl_doctor.gather.opening import MEETING, open_run, prefix_of
-from nccl_doctor.gather.orders import Roster
+from nccl_doctor.gather.store import ControlStore
 from tests.ranks.ranks import Ranks
 
 pytestmark = pytest.mark.xdist_group("torch")
@@ -34,7 +34,7 @@ def stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     """A job of two ranks, not yet started, on whose port somebody else's store is served."""
     monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
     ranks = Ranks(tmp_path, 2, OPTIONS, start=[])
-    door = store_server.serve(ranks.port)
+    door = server.serve(ranks.port)
     assert door.error is None
     yield ranks
     ranks.kill()
@@ -100,7 +100,7 @@ def test_host_that_cannot_tell_whose_run_it_reached_blames_no_host(
     other = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "1", "NNODES": "2"}
     options = (*OPTIONS, "--join-timeout=10")  # by which a busy machine has read the roster
     ranks = Ranks(tmp_path, 2, options, start=[], changes={1: other})
-    door = store_server.serve(ranks.port)
+    door = server.serve(ranks.port)
     try:
         old = earlier_run(ranks.port, "nonce")
         old.put("roster", Roster({0: "somebody"}, "nonce", "gloo", 15.0).to_json())

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.gather.control_store import ControlStore, StoreTimeout
 from nccl_doctor.gather.opening import prefix_of
+from nccl_doctor.gather.store import ControlStore, StoreTimeout
 from nccl_doctor.gather.voice import speaker, spoken
 from nccl_doctor.gather.voice.letters import answers_in, answers_key, sign_ins_in
 from nccl_doctor.gather.voice.line import Line, LineLost, call, listener_at, name_of
@@ -21,7 +21,7 @@ from nccl_doctor.gather.voice.sharing import Known
 from nccl_doctor.gather.voice.speaker import Speaker
 from nccl_doctor.gather.voice.spoken import Spoken
 from nccl_doctor.model.launch import OWN, Launch
-from nccl_doctor.toolkit import forks
+from nccl_doctor.system import forks
 
 pytestmark = pytest.mark.xdist_group("torch")
 

@@ -17,10 +17,10 @@ from nccl_doctor.model.cluster import (
     Rank,
     facts_to_json,
 )
-from nccl_doctor.model.cluster_json import facts_from_json
+from nccl_doctor.model.codec import Node
 from nccl_doctor.model.findings import Level
-from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.launch import Launch
+from nccl_doctor.model.report import facts_from_json
 
 
 def outcome(value: Mapping[str, Any] | Outcome) -> Outcome:

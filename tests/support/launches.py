@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nccl_doctor.launch.detect import detect
-from nccl_doctor.launch.host_launch import host_launch, placed
+from nccl_doctor.launch.ranks import host_launch, placed
 from nccl_doctor.model.launch import Launch, LaunchProblem
 from nccl_doctor.model.layout import HostPlace
 from nccl_doctor.model.options import Flags

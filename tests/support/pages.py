@@ -10,8 +10,7 @@ from nccl_doctor.api import Cluster, Finding, Layer, Level, Outcome, OutcomeStat
 from nccl_doctor.checks.firewall import Firewall
 from nccl_doctor.checks.links import Links
 from nccl_doctor.judge.conclusion import conclude
-from nccl_doctor.model.report import Report
-from nccl_doctor.model.run_record import RunRecord
+from nccl_doctor.model.report import Report, RunRecord
 from nccl_doctor.report.formats.html import render
 from tests.support import exchanges, peers
 from tests.support.checks import REGISTRY

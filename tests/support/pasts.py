@@ -12,8 +12,7 @@ from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.judge.history import Comparison, Past, compare
 from nccl_doctor.judge.history.past import Earlier
 from nccl_doctor.model.findings import Finding
-from nccl_doctor.model.report import Report
-from nccl_doctor.model.run_record import RunRecord
+from nccl_doctor.model.report import Report, RunRecord
 from tests.support.exchanges import World
 from tests.support.reports import RUN
 

@@ -12,8 +12,7 @@ import jsonschema
 
 from nccl_doctor.api import Check, Cluster, Context, Finding, Kind, Layer, Round, Scope, Severity
 from nccl_doctor.judge.one_value import settings_of
-from nccl_doctor.model.report import Report
-from nccl_doctor.model.run_record import RunRecord
+from nccl_doctor.model.report import Report, RunRecord
 from nccl_doctor.report.formats import json as json_format
 
 SCHEMA = json.loads(files("nccl_doctor.report").joinpath("schema.json").read_text("utf-8"))

@@ -1,6 +1,6 @@
 """Names of files that this process reads itself.
 
-The program sends a child for each file of the user (`nccl_doctor.toolkit.errands`), but not for
+The program sends a child for each file of the user (`nccl_doctor.system.helpers`), but not for
 what lies below /proc/self/fd. Where what is read matters, and not how, hundreds of tests and
 examples need no fork each: a process that runs tests has a large memory.
 """

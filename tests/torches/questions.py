@@ -141,8 +141,8 @@ def world_sizes_2_and_3() -> str:
 
 def flags_of_torchrun_that_others_have() -> str:
     """Those of our table that its parser lacks, and the other way round."""
-    from nccl_doctor.launch.command_line.flags import FlagTable
     from nccl_doctor.launch.command_line.installed import installed_flags
+    from nccl_doctor.launch.command_line.job_line import FlagTable
     from nccl_doctor.launch.command_line.torchrun import FLAGS
 
     def names(table: FlagTable) -> set[str]:

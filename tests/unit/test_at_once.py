@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.api import Cluster, Finding, LaunchProblem
-from nccl_doctor.judge.at_once import certain_at_once
+from nccl_doctor.judge.causes import certain_at_once
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.toolkit.net.names import LookUp
 from tests.support.checks import CHECKS, REGISTRY

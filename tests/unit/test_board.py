@@ -7,7 +7,7 @@ import time
 import pytest
 
 from nccl_doctor.gather import progress
-from nccl_doctor.gather.board import MOST_LINES, Phase, Row, Step, lay_out, phase_of
+from nccl_doctor.gather.progress import MOST_LINES, Phase, Row, Step, lay_out, phase_of
 from nccl_doctor.model.commands import shell
 from nccl_doctor.model.findings import Layer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.lab.chaos.census import Seen, below, chain, guardians, of_role
+from tests.lab.chaos.census import Seen, below, chain, of_role, supervisors
 
 
 def seen(pid: int, parent: int, name: str = "python", state: str = "S", *, client: bool = False):
@@ -46,11 +46,11 @@ def test_roles_of_ranks_with_plain_variables():
     assert pids("plain", "child", PLAIN) == [14]
 
 
-def test_roles_of_torchrun_whose_agent_is_no_guardian():
+def test_roles_of_torchrun_whose_agent_is_no_supervisor():
     assert pids("torchrun", "launcher", TORCHRUN) == [10]
     assert pids("torchrun", "supervisor", TORCHRUN) == [12]
     assert pids("torchrun", "rank", TORCHRUN) == [13]
-    assert [each.pid for each in guardians("torchrun", TORCHRUN)] == [12]
+    assert [each.pid for each in supervisors("torchrun", TORCHRUN)] == [12]
 
 
 def test_who_waits_to_be_reaped_plays_no_role():

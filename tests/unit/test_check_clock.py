@@ -17,7 +17,7 @@ from nccl_doctor.api import Cluster, Context, Launch, Level, Severity, Skip, Unt
 from nccl_doctor.checks import clock
 from nccl_doctor.checks.clock import Clock
 from nccl_doctor.checks.clock.clocks import clock_offsets
-from nccl_doctor.gather.round_peers import RoundPeers
+from nccl_doctor.gather.peers import RoundPeers
 from nccl_doctor.model.job import Rendezvous
 from nccl_doctor.toolkit.c10d import keep_alive
 from nccl_doctor.toolkit.peers.schedule import Schedule, schedule_of

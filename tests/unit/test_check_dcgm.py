@@ -11,7 +11,7 @@ import pytest
 
 from nccl_doctor.api import ALONE, Cluster, Context, Launch, Severity, Skip, Untested
 from nccl_doctor.checks.dcgm import Dcgm
-from nccl_doctor.toolkit.programs import LARGEST
+from nccl_doctor.system.programs import LARGEST
 from tests.dcgm.stand_in import UNREACHABLE, UNWATCHED, dcgmi, health, printing
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import judge, only

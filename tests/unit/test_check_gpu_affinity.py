@@ -12,7 +12,7 @@ from nccl_doctor.api import Context, Launch, Severity, Skip
 from nccl_doctor.checks.gpu_affinity import GpuAffinity
 from nccl_doctor.checks.gpu_affinity.gpu_places import as_sysfs, place_on_host
 from nccl_doctor.checks.gpu_affinity.nic_places import HOW_NEAR
-from nccl_doctor.report.tables import is_table
+from nccl_doctor.report.lines import is_table
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only
 

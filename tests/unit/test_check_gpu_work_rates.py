@@ -9,7 +9,7 @@ import pytest
 from nccl_doctor.api import Severity
 from nccl_doctor.checks.gpu_work import GpuWork
 from nccl_doctor.checks.gpu_work.rates import rates_table
-from nccl_doctor.report.tables import is_table
+from nccl_doctor.report.lines import is_table
 from tests.support.findings import judge, only
 from tests.support.gpu_facts import H200, cluster, measured, rates, worked
 from tests.support.rows import each_row

@@ -13,7 +13,7 @@ import pytest
 from nccl_doctor.api import ALONE, Cluster, Context, Launch, LaunchProblem, Severity
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.launch.detect import detect
-from nccl_doctor.launch.host_launch import host_launch
+from nccl_doctor.launch.ranks import host_launch
 from nccl_doctor.model.options import Flags
 from nccl_doctor.report import text
 from tests.support import findings

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.api import Cluster, Severity
-from nccl_doctor.report.tables import is_table
+from nccl_doctor.report.lines import is_table
 from nccl_doctor.toolkit.libraries import COLUMNS as LIBRARY_COLUMNS
 from tests.support import findings
 from tests.support.checks import CHECKS

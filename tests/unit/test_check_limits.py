@@ -14,7 +14,7 @@ import pytest
 
 from nccl_doctor.api import ALONE, Cluster, Context, Launch, Severity
 from nccl_doctor.checks.limits import Limits
-from nccl_doctor.toolkit.shortage import limits_of_tasks
+from nccl_doctor.system.shortage import limits_of_tasks
 from tests.support import fabrics
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import judge, only

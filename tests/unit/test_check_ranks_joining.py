@@ -9,7 +9,7 @@ import pytest
 
 from nccl_doctor.api import ALONE, Cluster, Confidence, Severity
 from nccl_doctor.checks.ranks import Ranks
-from nccl_doctor.gather.joining import Joining
+from nccl_doctor.gather.context import Joining
 from nccl_doctor.model.cluster import JOINING
 from nccl_doctor.toolkit.net.names import LookUp
 from tests.support.clusters import change_rank, make_cluster, with_round

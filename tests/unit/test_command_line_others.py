@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.gather.over_ssh import Fleet
+from nccl_doctor.gather.fleet import Fleet
 from nccl_doctor.launch.command_line.job_line import JobLineError
 from nccl_doctor.model.job import UnreadHosts
 from tests.support.command_lines import job, said, says

@@ -17,9 +17,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nccl_doctor.launch.command_line import accelerate, accelerate_config, deepspeed, torchrun
-from nccl_doctor.launch.command_line.flags import FlagTable, read_flags
 from nccl_doctor.launch.command_line.installed import installed_flags
-from nccl_doctor.launch.command_line.job_line import JobLineError, Said
+from nccl_doctor.launch.command_line.job_line import FlagTable, JobLineError, Said, read_flags
 from nccl_doctor.launch.command_line.reader import read
 from nccl_doctor.launch.ssh import hostfile
 from tests.support.lazy import Lazy

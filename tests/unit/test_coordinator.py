@@ -6,8 +6,7 @@ import pytest
 
 from nccl_doctor.gather.coordinator import hung_within, longest_round
 from nccl_doctor.gather.examine import SETTLE_S
-from nccl_doctor.gather.in_the_way import touches
-from nccl_doctor.gather.second_look import CALLS_S
+from nccl_doctor.gather.rounds import CALLS_S, touches
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus, Rank
 from nccl_doctor.model.findings import Finding, Kind, Layer, Round, Where
 from tests.support.clusters import make_cluster

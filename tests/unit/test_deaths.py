@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from nccl_doctor.gather.deaths import Death, death_of
+from nccl_doctor.gather.ends import Death, death_of
 
 
 def test_a_death_arrives_as_it_was_told() -> None:

@@ -11,7 +11,7 @@ from nccl_doctor.judge.history import Difference, difference
 from nccl_doctor.model.kinds import SLOWER
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.difference import render
-from nccl_doctor.report.places import Places
+from nccl_doctor.report.story import Places
 from tests.support.clusters import make_cluster
 from tests.support.exchanges import World, both
 from tests.support.pasts import LINKS, saved

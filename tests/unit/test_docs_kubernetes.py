@@ -14,12 +14,11 @@ from referencing import Registry, Resource
 
 from nccl_doctor.checks.shared_memory import SharedMemory
 from nccl_doctor.cli import cli
-from nccl_doctor.cli.handover import COMMAND
+from nccl_doctor.cli.line import COMMAND
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.launch.command_line.reader import read
 from nccl_doctor.launch.detect import detect
-from nccl_doctor.launch.expected_hosts import names_of_nodes
-from nccl_doctor.launch.host_launch import host_flags
+from nccl_doctor.launch.ranks import host_flags, names_of_nodes
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.report.formats import termination
 from tests.support.clusters import make_cluster

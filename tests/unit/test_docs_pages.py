@@ -306,10 +306,11 @@ def test_code_in_the_pages_is_quoted_from_the_source() -> None:
     assert QUOTE.findall(text)[0][1] == (ROOT / "checks" / "torch_import.py").read_text("utf-8")
 
 
-def test_every_part_of_the_toolkit_is_named_for_authors_of_checks() -> None:
+@pytest.mark.parametrize("room", ["toolkit", "system"])
+def test_every_part_of_the_toolkit_is_named_for_authors_of_checks(room: str) -> None:
     section = text_of("writing-a-check").partition("## What it may import")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (`nccl_doctor\.toolkit.*?) \|", section, re.MULTILINE)
+    rows = re.findall(rf"^\| (`nccl_doctor\.{room}.*?) \|", section, re.MULTILINE)
     named = {word.rpartition(".")[2] for row in rows for word in re.findall(r"`([\w.]+)`", row)}
-    folder = ROOT / "nccl_doctor" / "toolkit"
+    folder = ROOT / "nccl_doctor" / room
     there = {path.stem for path in folder.glob("[!_]*.py")}
     assert named == there | {path.parent.name for path in folder.glob("*/__init__.py")}

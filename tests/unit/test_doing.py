@@ -113,7 +113,7 @@ def test_stacks_end_at_the_check_in_new_and_old_reports() -> None:
     old = stack()
     new = old
     for before, now in (
-        ("nccl_doctor/mailbox.py", "nccl_doctor/gather/control_store.py"),
+        ("nccl_doctor/mailbox.py", "nccl_doctor/gather/store.py"),
         ("nccl_doctor/tools/groups", "nccl_doctor/toolkit/groups"),
         ("checks/collectives.py", "checks/collectives/__init__.py"),
         ("nccl_doctor/child.py", "nccl_doctor/observe/child.py"),

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor import __version__
-from nccl_doctor.gather.control_store import PIECE_BYTES
 from nccl_doctor.gather.envelope import (
     CLAIM_MAX,
     DEEPEST,
@@ -27,6 +26,7 @@ from nccl_doctor.gather.envelope import (
     unwrap,
     wrap,
 )
+from nccl_doctor.gather.store import PIECE_BYTES
 from tests.support.big_reports import recorded
 
 JSON = st.recursive(

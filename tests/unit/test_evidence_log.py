@@ -13,12 +13,12 @@ import pytest
 
 from nccl_doctor.checks.ranks import Ranks
 from nccl_doctor.checks.ranks_per_host import RanksPerHost
-from nccl_doctor.gather.alone import alone_as
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.join import grown
-from nccl_doctor.gather.sign_in import SignIn
+from nccl_doctor.gather.messages import SignIn
+from nccl_doctor.gather.opening import alone_as
 from nccl_doctor.launch.detect import detect
-from nccl_doctor.launch.host_launch import host_launch
+from nccl_doctor.launch.ranks import host_launch
 from nccl_doctor.model.cluster import ALONE, Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.job import Job
 from nccl_doctor.model.launch import OWN, Launch

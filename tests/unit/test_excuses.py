@@ -10,8 +10,8 @@ from nccl_doctor.api import Cluster, Finding, Severity, Where
 from nccl_doctor.checks.limits import OPEN_FILES
 from nccl_doctor.checks.port import PORT_IN_USE, PORT_REFUSED
 from nccl_doctor.checks.ranks import HOST_ABSENT
+from nccl_doctor.judge.causes import excuse
 from nccl_doctor.judge.conclusion import conclude
-from nccl_doctor.judge.excuses import excuse
 from nccl_doctor.model.report import Report
 from tests.support.checks import CHECKS
 from tests.support.clusters import change_rank, make_cluster, shut_out

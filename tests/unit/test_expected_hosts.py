@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from nccl_doctor.gather.evidence import EvidenceLog
-from nccl_doctor.gather.sign_in import SignIn
-from nccl_doctor.launch.expected_hosts import names_of_nodes
+from nccl_doctor.gather.messages import SignIn
+from nccl_doctor.launch.ranks import names_of_nodes
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.options import Options
 

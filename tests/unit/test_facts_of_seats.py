@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from nccl_doctor.gather.evidence import EvidenceLog
-from nccl_doctor.gather.facts_of_seats import FactsOfSeats
-from nccl_doctor.launch.host_launch import host_launch
+from nccl_doctor.gather.evidence import EvidenceLog, FactsOfSeats
+from nccl_doctor.launch.ranks import host_launch
 from nccl_doctor.model.cluster import ALONE, Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Scope
 from nccl_doctor.model.options import Flags, Options

@@ -21,9 +21,8 @@ from nccl_doctor.checks.rdma import Rdma
 from nccl_doctor.checks.shared_memory import SharedMemory
 from nccl_doctor.checks.software import Software
 from nccl_doctor.judge.history import difference
-from nccl_doctor.judge.history.places import slower_places
-from nccl_doctor.judge.history.sheet import sheet_of
-from nccl_doctor.judge.history.usual import Change
+from nccl_doctor.judge.history.compare import slower_places
+from nccl_doctor.judge.history.figures import Change, sheet_of
 from tests.support import environments, exchanges, peers
 from tests.support.clusters import make_cluster
 from tests.support.gpu_facts import H200, cluster, rates, worked

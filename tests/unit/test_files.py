@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.toolkit.files import write_whole
+from nccl_doctor.system.files import write_whole
 
 LONG = "x" * 300_000 + "é\n"
 
@@ -61,7 +61,7 @@ def test_a_device_stays_a_device() -> None:
 @pytest.mark.parametrize("to_file", [False, True], ids=["pipe", "file"])
 def test_the_stream_of_a_process_stays_a_link(tmp_path: Path, to_file: bool) -> None:
     code = (
-        "from nccl_doctor.toolkit.files import write_whole\n"
+        "from nccl_doctor.system.files import write_whole\n"
         "print('before', flush=True)\n"
         "write_whole('/dev/stdout', 'hello\\n')\n"
         "print('after')\n"
@@ -90,7 +90,7 @@ def test_a_file_in_a_folder_where_none_can_be_made() -> None:
         target.write_text("something longer than the message")
         target.chmod(0o666)
         code = (
-            "import os, sys; from nccl_doctor.toolkit.files import write_whole\n"
+            "import os, sys; from nccl_doctor.system.files import write_whole\n"
             "os.setuid(65534)\n"
             "write_whole(sys.argv[1], 'message')\n"
             "write_whole(sys.argv[1] + '.no', 'message')\n"
@@ -115,7 +115,7 @@ def test_a_file_that_is_a_mount(tmp_path: Path) -> None:
     outside.write_text("something longer than the message")
     target.touch()
     code = (
-        "import sys; from nccl_doctor.toolkit.files import write_whole as w; w(sys.argv[1], 'new')"
+        "import sys; from nccl_doctor.system.files import write_whole as w; w(sys.argv[1], 'new')"
     )
     script = 'mount --bind "$1" "$2" && exec "$3" -c "$4" "$2"'
     done = subprocess.run(

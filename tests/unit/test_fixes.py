@@ -29,17 +29,16 @@ from nccl_doctor.api import (
     word,
 )
 from nccl_doctor.judge.causes import fold
+from nccl_doctor.judge.checks import well_formed
 from nccl_doctor.judge.conclusion import conclude
-from nccl_doctor.judge.finding_types import well_formed
 from nccl_doctor.model.fixes import steps_on
 from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.report import Report
 from nccl_doctor.report import github, script, text
 from nccl_doctor.report.formats import renderer
 from nccl_doctor.report.manual import kind_page
-from nccl_doctor.report.places import Places
 from nccl_doctor.report.redaction import redact
-from nccl_doctor.report.steps import host_ranges, typed
+from nccl_doctor.report.story import Places, ranges_to_type, typed
 from nccl_doctor.toolkit.relaunch import start_with
 from tests.support.clusters import make_cluster
 from tests.support.fixes import prose_with_commands, steps_of, wrong_lines
@@ -412,7 +411,7 @@ def test_what_is_no_plain_line_is_a_comment(command, line):
     "gaps": (["a1", "a2", "a4", "x", "b-7"], "x, a[1-2,4], b-7"),
 }.values())  # fmt: skip
 def test_ranges_of_hosts(names, words):
-    assert host_ranges(names) == words
+    assert ranges_to_type(names) == words
 
 
 @each_row("fix", {

@@ -21,10 +21,10 @@ from pathlib import Path
 import pytest
 
 import nccl_doctor
-from nccl_doctor.gather.partial_reports import PartialReports
+from nccl_doctor.gather.views import HostReports
 from nccl_doctor.report.redaction.cover import Cover, FolderRedaction, shared_key
-from nccl_doctor.toolkit import folders
-from nccl_doctor.toolkit.files import append, read_found, read_own, write_private, write_whole
+from nccl_doctor.system import folders
+from nccl_doctor.system.files import append, read_found, read_own, write_private, write_whole
 from tests.unit.test_partial_reports import view
 
 STRANGER = 65533
@@ -61,7 +61,7 @@ def give_away(path: Path) -> None:
 
 @pytest.mark.parametrize(("mask", "open_to"), [(0o022, 0o644), (0o077, 0o600), (0o000, 0o644)])
 def test_the_umask_is_kept(tmp_path: Path, umask: None, mask: int, open_to: int) -> None:
-    reader = PartialReports(str(tmp_path), 10)
+    reader = HostReports(str(tmp_path), 10)
     os.umask(mask)
     write_whole(tmp_path / "report", "new")
     write_private(tmp_path / "map", "new")
@@ -69,7 +69,7 @@ def test_the_umask_is_kept(tmp_path: Path, umask: None, mask: int, open_to: int)
     assert mode(tmp_path / "report") == open_to
     assert mode(tmp_path / "map") == 0o600
     assert mode(tmp_path / "log") == open_to
-    assert PartialReports(str(tmp_path), 10).write(1, view("nd1")) == ""
+    assert HostReports(str(tmp_path), 10).write(1, view("nd1")) == ""
     assert mode(tmp_path / "node1.json") == open_to
     assert len(reader.of([1], 0.0)) == 1
 
@@ -281,7 +281,7 @@ def test_a_file_elsewhere_is_not_written_over_where_no_new_one_can_be_made(how: 
             target.hardlink_to(mine)
         give_away(theirs)
         code = (
-            "import os, sys; from nccl_doctor.toolkit.files import write_whole\n"
+            "import os, sys; from nccl_doctor.system.files import write_whole\n"
             f"os.setuid({STRANGER + 1})\n"
             "write_whole(sys.argv[1], 'report')"
         )
@@ -335,7 +335,7 @@ def test_who_is_killed_while_writing_leaves_nothing(tmp_path: Path) -> None:
     code = (
         "import resource, signal, sys\n"
         "from pathlib import Path\n"
-        "from nccl_doctor.toolkit.files import write_whole\n"
+        "from nccl_doctor.system.files import write_whole\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
         "write_whole(Path(sys.argv[1]), 'x' * (4 << 20))\n"
@@ -385,7 +385,7 @@ def test_a_file_that_others_may_have_written_is_not_read(tmp_path: Path, spoil, 
 def test_a_partial_report_of_a_stranger_is_not_believed(tmp_path: Path) -> None:
     """In a folder of all users, as /tmp, where each can only take away what is its own."""
     tmp_path.chmod(0o1777)
-    views = PartialReports(str(tmp_path), 10)
+    views = HostReports(str(tmp_path), 10)
     for node in (1, 2, 3):
         assert views.write(node, view(f"nd{node}")) == ""
     give_away(tmp_path / "node1.json")
@@ -445,7 +445,7 @@ def test_a_private_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     private_of(tmp_path).mkdir(0o700)
     give_away(private_of(tmp_path))
     assert refusal(tmp_path) == (f".private belongs to another user (uid {STRANGER}); remove it")
-    views = PartialReports(str(tmp_path), 10, FolderRedaction(None))
+    views = HostReports(str(tmp_path), 10, FolderRedaction(None))
     assert "belongs to another user" in views.write(0, view("gandalf"))
     assert "belongs to another user" in views.leave(0, view("gandalf"), heard=True)
     assert [path.name for path in tmp_path.rglob("*")] == [".private"]
@@ -524,17 +524,17 @@ MAKES = {
     "TemporaryFile",
 }
 ALLOWED = {
-    ("nccl_doctor/toolkit/folders.py", "mkdir"),
-    ("nccl_doctor/toolkit/folders.py", "link"),
-    ("nccl_doctor/toolkit/folders.py", "unlink"),
-    ("nccl_doctor/gather/partial_reports.py", "unlink"),
+    ("nccl_doctor/system/folders.py", "mkdir"),
+    ("nccl_doctor/system/folders.py", "link"),
+    ("nccl_doctor/system/folders.py", "unlink"),
+    ("nccl_doctor/gather/views.py", "unlink"),
     ("nccl_doctor/report/vendor.py", "TemporaryFile"),
     ("nccl_doctor/cli/help.py", "write_text"),
-    ("nccl_doctor/cli/streams.py", "open"),
+    ("nccl_doctor/system/terminal.py", "open"),
     ("nccl_doctor/observe/child.py", "rename"),
-    ("nccl_doctor/toolkit/forks.py", "TemporaryFile"),
-    ("nccl_doctor/toolkit/forks.py", "rename"),
-    ("nccl_doctor/toolkit/leaving.py", "unlink"),
+    ("nccl_doctor/system/forks.py", "TemporaryFile"),
+    ("nccl_doctor/system/forks.py", "rename"),
+    ("nccl_doctor/system/leaving.py", "unlink"),
     ("nccl_doctor/toolkit/storage/steps.py", "unlink"),
     ("checks/temp_dir.py", "TemporaryFile"),
     ("checks/temp_dir.py", "TemporaryDirectory"),
@@ -563,4 +563,4 @@ def test_files_are_made_in_one_place() -> None:
                     for each in node.args[:2]
                 ):
                     found.add((name, "open"))
-    assert found - ALLOWED == set(), "nccl_doctor.toolkit.files makes files, and nobody else"
+    assert found - ALLOWED == set(), "nccl_doctor.system.files makes files, and nobody else"

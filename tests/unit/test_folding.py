@@ -15,16 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.judge.conclusion import judge_again
-from nccl_doctor.model.cluster import Cluster, Host, facts_to_json
-from nccl_doctor.model.cluster_json import host_to_json, rank_to_json
+from nccl_doctor.model.cluster import Cluster, Host, Outcome, OutcomeStatus, Trail, facts_to_json
+from nccl_doctor.model.codec import Node
 from nccl_doctor.model.folding.fold import Folder
 from nccl_doctor.model.folding.plain import compact, plain
 from nccl_doctor.model.folding.report import Records
 from nccl_doctor.model.folding.texts import Texts
 from nccl_doctor.model.folding.unfold import Unfolder
-from nccl_doctor.model.json_node import Node
-from nccl_doctor.model.outcome import Outcome, OutcomeStatus, Trail
-from nccl_doctor.model.report import Report
+from nccl_doctor.model.report import Report, host_to_json, rank_to_json
 from nccl_doctor.report.formats import json as json_format
 from nccl_doctor.report.redaction import redact
 from tests.cli.program import error_of, program

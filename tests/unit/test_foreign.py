@@ -10,7 +10,7 @@ import pytest
 
 from nccl_doctor.api import Check, Cluster, Figure, HostLink, Kind, Layer, Setup, Where
 from nccl_doctor.judge.checks import broken_sections
-from nccl_doctor.judge.history.sheet import sheet_of
+from nccl_doctor.judge.history.figures import sheet_of
 from nccl_doctor.toolkit.foreign import guarded
 from tests.support.clusters import make_cluster
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.toolkit import forks
+from nccl_doctor.system import forks
 
 _MEMORY = Path("/sys/fs/cgroup/memory")
 
 SCRIPT = """
 import ctypes, errno, os, sys
-from nccl_doctor.toolkit.forks import wake_pipe
+from nccl_doctor.system.forks import wake_pipe
 
 folder = sys.argv[1]
 with open(folder + "/cgroup.procs", "w") as procs:
@@ -63,7 +63,7 @@ def test_a_moment_outlives_the_parent(tmp_path: Path) -> None:
     code = """
 import os, signal, sys, time
 from pathlib import Path
-from nccl_doctor.toolkit import forks
+from nccl_doctor.system import forks
 folder, parent = Path(sys.argv[1]), os.getpid()
 if os.fork() == 0:
     forks.die_with(parent)

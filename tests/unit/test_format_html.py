@@ -12,8 +12,8 @@ import pytest
 from nccl_doctor.api import Finding, Outcome, OutcomeStatus, Where
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report.formats.html import render
-from nccl_doctor.report.page.commands import fix_of
-from nccl_doctor.report.page.markup import Html, element
+from nccl_doctor.report.html.findings import fix_of
+from nccl_doctor.report.html.markup import Html, element
 from tests.support.clusters import make_cluster
 from tests.support.pages import (
     EMPTY,

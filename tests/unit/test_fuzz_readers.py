@@ -34,7 +34,8 @@ from nccl_doctor.report import facts, profiles, text
 from nccl_doctor.report.formats import formats, renderer
 from nccl_doctor.report.formats import json as json_format
 from nccl_doctor.report.redaction.cover import Cover
-from nccl_doctor.toolkit import cgroup, host, memory_errors, pcie_errors, privileges
+from nccl_doctor.system import shortage
+from nccl_doctor.toolkit import cgroup, host, memory_errors, pcie_errors
 from nccl_doctor.toolkit.fabric import counters, direct, gids, ports, rails
 from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules
 from nccl_doctor.toolkit.firewall.rulesets import parse_iptables, parse_nft
@@ -375,8 +376,8 @@ READERS: dict[str, Callable[[Path], object]] = {
     "cgroup": cgroup.cgroup_limits,
     "kills": cgroup.memory_kills,
     "throttling": lambda root: (cgroup.cpu_throttling(root), cgroup.memory_throttling(root)),
-    "user namespace": privileges.in_user_namespace,
-    "privileges": privileges.privileges,
+    "user namespace": shortage.in_user_namespace,
+    "privileges": shortage.privileges,
     "sockets": lambda root: list(host.tcp_sockets(root)),
     "memory": host.available_memory,
     "range": tcp_ports.port_range,

@@ -16,7 +16,7 @@ from nccl_doctor.checks.gpu_state import GpuState
 from nccl_doctor.checks.gpu_state.gather import gather_gpus
 from nccl_doctor.checks.gpu_state.in_service import programs_in_service
 from nccl_doctor.model.cluster import MAX_BREADCRUMBS
-from nccl_doctor.toolkit.forks import STOPPED_S
+from nccl_doctor.system.forks import STOPPED_S
 from nccl_doctor.toolkit.gpu.apart import each_apart
 from tests.nvml.stand_in import build, h100s, observe, uuid, write
 from tests.support.clusters import make_cluster

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from nccl_doctor.toolkit import forks
+from nccl_doctor.system import forks
 from nccl_doctor.toolkit.gpu.awake import keep_awake
 
 

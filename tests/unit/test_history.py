@@ -17,7 +17,7 @@ from nccl_doctor.cli.earlier_reports import LARGEST, NEWEST, read_past
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.judge.history import Past, compare, judge_beside
 from nccl_doctor.judge.history.past import MOST
-from nccl_doctor.model.run_record import RunRecord
+from nccl_doctor.model.report import RunRecord
 from nccl_doctor.registry import load
 from nccl_doctor.report.formats import json as json_format
 from nccl_doctor.report.text import render

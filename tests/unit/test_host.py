@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.system.shortage import NET_BIND_SERVICE, has_capability
 from nccl_doctor.toolkit import host
 from nccl_doctor.toolkit.net.interfaces import interfaces
 from nccl_doctor.toolkit.net.ports import port_holder
-from nccl_doctor.toolkit.privileges import NET_BIND_SERVICE, has_capability
 from tests.support import fabrics
 from tests.support.limited import HAS_NETLINK_FILTER
 from tests.support.rows import each_row

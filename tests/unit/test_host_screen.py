@@ -8,7 +8,7 @@ import pytest
 
 from nccl_doctor.api import Figure, Layer, Scope, Where
 from nccl_doctor.judge.conclusion import conclude
-from nccl_doctor.report import host_screen
+from nccl_doctor.report import facts
 from nccl_doctor.report.lines import MIN_WIDTH
 from tests.support.clusters import change_rank, make_cluster
 from tests.support.reports import RUN, made_check, through_json
@@ -39,7 +39,7 @@ def report(**changes):
 
 def screen(*checks, **how) -> list[str]:
     how.setdefault("width", 100)
-    return host_screen.render(report(launch={"sources": {"rank": "RANK"}}), lambda: checks, **how)
+    return facts.render_host(report(launch={"sources": {"rank": "RANK"}}), lambda: checks, **how)
 
 
 def rows(*checks, **how) -> dict[str, str]:
@@ -103,4 +103,4 @@ def test_no_line_is_too_long_and_nothing_reaches_the_terminal(width):
 
 def test_a_host_that_nothing_is_known_of():
     empty = conclude(make_cluster(absent_nodes=(0, 1)), [], run=RUN)
-    assert "All facts" in host_screen.render(empty, lambda: ())
+    assert "All facts" in facts.render_host(empty, lambda: ())

@@ -32,8 +32,8 @@ from nccl_doctor.registry import installed
 from nccl_doctor.report import difference as difference_text
 from nccl_doctor.report import facts, github, issue, profiles, script, text
 from nccl_doctor.report.formats import formats, renderer
-from nccl_doctor.report.places import Places
-from nccl_doctor.toolkit import terminal
+from nccl_doctor.report.story import Places
+from nccl_doctor.system import terminal
 from tests.cli.program import error_of, program
 from tests.support.ci import GROUP, NOTE, PORT, RISK, SHM, report_of
 from tests.support.reports import kind, made_check

@@ -8,8 +8,8 @@ from typing import ClassVar
 import pytest
 
 from nccl_doctor.gather.evidence import EvidenceLog
-from nccl_doctor.gather.in_the_way import Failures
-from nccl_doctor.gather.sign_in import SignIn
+from nccl_doctor.gather.messages import SignIn
+from nccl_doctor.gather.rounds import Blockers
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster, Outcome, OutcomeStatus
@@ -46,9 +46,9 @@ def log() -> EvidenceLog:
     return made
 
 
-def asked(check: type[Check], evidence: EvidenceLog, failures: Failures) -> list[str]:
+def asked(check: type[Check], evidence: EvidenceLog, failures: Blockers) -> list[str]:
     cluster = evidence.cluster(OPTIONS, "gloo")
-    return [each.code for each in failures.in_the_way_of(check(), cluster, evidence.state)]
+    return [each.code for each in failures.blockers_of(check(), cluster, evidence.state)]
 
 
 OPTIONS = Options()
@@ -65,7 +65,7 @@ def test_what_no_new_fact_can_have_changed_is_not_judged_again(
     module: str, times: Iterable[int]
 ) -> None:
     check, evidence = counted(module), log()
-    failures = Failures([check()])
+    failures = Blockers([check()])
     changes = (
         lambda: None,
         lambda: evidence.record(0, "another", "all", FINE),
@@ -84,7 +84,7 @@ def test_who_needs_nothing_of_a_layer_has_it_not_judged() -> None:
     needs_another = type("Other", (Later,), {"needs": (Layer.NAME,)})
     needs_none = type("None_", (Later,), {"needs": ()})
     for later in (needs_another, needs_none):
-        assert asked(later, evidence, Failures([check()])) == []
+        assert asked(later, evidence, Blockers([check()])) == []
     assert check.judged == 0
 
 
@@ -107,7 +107,7 @@ class Broken(Counted):
         raise KeyError("gone")
 
 
-def found(failures: Failures, evidence: EvidenceLog) -> dict[str, list[str]]:
+def found(failures: Blockers, evidence: EvidenceLog) -> dict[str, list[str]]:
     known = failures.known(evidence.state)
     return {name: [each.code for each in findings] for name, findings in known.items()}
 
@@ -118,7 +118,7 @@ def test_the_verdict_takes_what_was_found_in_these_very_facts(
     module: str, base: type[Counted]
 ) -> None:
     check, evidence = type("Made", (base,), {"__module__": module}), log()
-    failures = Failures([check()])
+    failures = Blockers([check()])
     assert found(failures, evidence) == {}
     asked(Later, evidence, failures)
     taken = base is Counted and module != "plug_in"

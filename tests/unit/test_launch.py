@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.launch.detect import detect
-from nccl_doctor.launch.host_launch import host_flags
 from nccl_doctor.launch.launchers import LAUNCHERS, TORCH
+from nccl_doctor.launch.ranks import host_flags
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import Claim, agree, lay_out
 from nccl_doctor.model.options import Flags

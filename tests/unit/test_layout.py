@@ -103,14 +103,14 @@ def test_the_root_holds_four_modules():
 
 
 OPENS = {  # modules of the engine that open files themselves
-    "report/bundle": "in a child, by errands.send",
-    "gather/partial_reports": "in a child, by errands.send",
+    "report/bundle": "in a child, by helpers.send",
+    "gather/views": "in a child, by helpers.send",
     **dict.fromkeys(("observe/child", "launch/identity"), "/proc, which always answers"),
     **dict.fromkeys(
-        ("report/formats/html", "report/issue", "report/recipe", "cli/pages", "gather/envelope"),
+        ("report/formats/html", "report/issue", "report/story", "cli/pages", "gather/envelope"),
         "what is shipped with the program",
     ),
-    "cli/streams": "stdout and stderr",
+    "system/terminal": "stdout and stderr",
 }
 NO_FILE = ("os", "tarfile", "formatter")
 OPENING = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
@@ -134,13 +134,13 @@ def test_files_of_the_user_are_opened_at_the_door():
     """Their disk may never answer, and nothing that is waited for may wait for it."""
     wrong = []
     for path in ENGINE_FILES:
-        if "toolkit" in path.parts:
+        if {"toolkit", "system"} & {*path.parts}:
             continue
         why = OPENS.get(path.relative_to(ENGINE).with_suffix("").as_posix())
         if why is None:
             wrong += [f"{named(path)}:{line}" for line in lines_that_open(path)]
-        elif "errands" in why:
-            assert "nccl_doctor.toolkit.errands" in {module for module, _ in imports_of(path)}
+        elif "helpers" in why:
+            assert "nccl_doctor.system.helpers" in {module for module, _ in imports_of(path)}
     assert wrong == []
 
 

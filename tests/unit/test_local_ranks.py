@@ -12,10 +12,9 @@ import pytest
 
 from nccl_doctor.gather.run import ranks_here
 from nccl_doctor.launch.detect import detect
-from nccl_doctor.launch.host_launch import host_flags
-from nccl_doctor.launch.local_ranks import NoGpu, num_local_ranks
+from nccl_doctor.launch.ranks import NoGpu, host_flags, num_local_ranks
 from nccl_doctor.model.options import Flags
-from nccl_doctor.toolkit import forks
+from nccl_doctor.system import forks
 from tests.support import disks
 from tests.support.launches import KUBEFLOW_2
 
@@ -24,7 +23,7 @@ START_S = 10.0  # of an interpreter, on a busy machine
 _HOST = """
 import os, signal, sys, time
 from nccl_doctor.model.layout import HostPlace
-from nccl_doctor.launch.local_ranks import run_host
+from nccl_doctor.launch.ranks import run_host
 
 sent = []
 really = os.kill
@@ -58,7 +57,7 @@ def test_who_was_reaped_is_sent_no_signal() -> None:
 
 _TAKEN_OVER = """
 import os, select, signal, time
-from nccl_doctor.gather.watchdog import Watchdog
+from nccl_doctor.system.watchdog import Watchdog
 
 wake = Watchdog(time.monotonic() + 30, lambda reason: 3).hand_over()
 os.kill(os.getpid(), signal.SIGTERM)
@@ -79,7 +78,7 @@ def test_a_watchdog_leaves_the_signals_to_who_took_over() -> None:
 
 _KILLED = """
 import os, time
-from nccl_doctor.launch.local_ranks import run_host
+from nccl_doctor.launch.ranks import run_host
 
 print(run_host(1, lambda start: os.kill(os.getpid(), NUMBER), None, time.monotonic() + 30))
 """
@@ -103,7 +102,7 @@ def test_a_first_rank_that_is_killed_is_told(number: int, name: str) -> None:
 _NO_MESSENGER = """
 import errno, os, signal, time
 from nccl_doctor.model.layout import HostPlace
-from nccl_doctor.launch.local_ranks import run_host
+from nccl_doctor.launch.ranks import run_host
 
 def first(start_siblings):
     start_siblings(HostPlace(node_rank=0, first_rank=0, nproc=2, world_size=2), ("127.0.0.1", 1))
@@ -133,7 +132,7 @@ def test_where_nobody_can_be_sent_to_tell_of_a_killed_rank_the_host_goes_on() ->
 
 _WAITING = """
 import resource, time
-from nccl_doctor.launch.local_ranks import run_host
+from nccl_doctor.launch.ranks import run_host
 
 def first(start):
     time.sleep(1.5)
@@ -156,7 +155,7 @@ def test_the_host_sleeps_while_its_ranks_work() -> None:
 
 _STOPPED = """
 import os, signal, time
-from nccl_doctor.launch.local_ranks import run_host
+from nccl_doctor.launch.ranks import run_host
 
 def first(start):
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -180,17 +179,17 @@ import sys, time
 from pathlib import Path
 
 import pytest
-from nccl_doctor.launch import local_ranks
+from nccl_doctor.launch import ranks
 from nccl_doctor.model.layout import HostPlace
 
-local_ranks._GRACE_S = 0.5
+ranks._GRACE_S = 0.5
 
 def first(start_siblings):
     start_siblings(HostPlace(node_rank=0, first_rank=0, nproc=2, world_size=2), ("127.0.0.1", 1))
     Path(sys.argv[1], "file").write_text("x")
     return 0
 
-print(local_ranks.run_host(2, first, lambda place, meeting, local: 0, time.monotonic() + 1))
+print(ranks.run_host(2, first, lambda place, meeting, local: 0, time.monotonic() + 1))
 """
 
 

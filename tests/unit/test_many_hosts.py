@@ -18,8 +18,8 @@ from nccl_doctor.model.report import Report
 from nccl_doctor.registry import installed
 from nccl_doctor.report import text
 from nccl_doctor.report.formats import html, junit, markdown, prometheus
+from nccl_doctor.report.html.matrix import BlockLink, in_blocks, worst_links
 from nccl_doctor.report.network import network_of
-from nccl_doctor.report.page.blocks import BlockLink, in_blocks, worst_links
 from nccl_doctor.report.redaction import redact
 from tests.support.many_hosts import Faults, checks, many_hosts, met, name_of
 from tests.support.reports import RUN

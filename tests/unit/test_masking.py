@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nccl_doctor.toolkit import masking
-from nccl_doctor.toolkit.masking import (
+from nccl_doctor.system import masking
+from nccl_doctor.system.masking import (
     MASK,
     command_line,
     is_plain,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.api import Cluster
 from nccl_doctor.judge.conclusion import conclude
-from nccl_doctor.judge.merge_clusters import merge_clusters
+from nccl_doctor.judge.merge import merge_clusters
 from nccl_doctor.model.report import Report
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.merging import (

@@ -11,7 +11,7 @@ import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Finding, Layer, Severity, Where
 from nccl_doctor.judge.conclusion import judge_again
-from nccl_doctor.judge.merge_reports import merge_reports
+from nccl_doctor.judge.merge import merge_reports
 from nccl_doctor.model import kinds
 from nccl_doctor.model.findings import CheckResult, Scope, Status
 from nccl_doctor.model.launch import LaunchProblem

@@ -1,4 +1,4 @@
-"""Numbers in messages of the store, against the limits of `nccl_doctor.model.limits`."""
+"""Numbers in messages of the store, against the limits of `nccl_doctor.model.codec`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.gather.deaths import Death
-from nccl_doctor.gather.departures import Departure
-from nccl_doctor.gather.orders import HostPlaces, order_from_json
-from nccl_doctor.gather.sign_in import SignIn
+from nccl_doctor.gather.ends import Death, Departure
+from nccl_doctor.gather.messages import HostPlaces, SignIn, order_from_json
 from nccl_doctor.gather.visitors import unknown
 from nccl_doctor.gather.voice.sharing import Known
-from nccl_doctor.model.cluster_json import outcome_from_json
-from nccl_doctor.model.json_node import Node
-from nccl_doctor.model.limits import MAX_LOCAL_RANKS, MAX_PID, MAX_RANKS, MAX_SEATS, MAX_SECONDS
+from nccl_doctor.model.codec import (
+    MAX_LOCAL_RANKS,
+    MAX_PID,
+    MAX_RANKS,
+    MAX_SEATS,
+    MAX_SECONDS,
+    Node,
+)
+from nccl_doctor.model.report import outcome_from_json
 from tests.support.rows import each_row
 
 SIGN_IN = {"token": "t", "pid": 7, "launch": {}, "host": {"name": "nd1", "key": "k"}}

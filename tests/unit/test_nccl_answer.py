@@ -15,7 +15,7 @@ from nccl_doctor.api import Check, Context, Launch, Severity
 from nccl_doctor.checks.firewall import Firewall
 from nccl_doctor.checks.interfaces import Interfaces
 from nccl_doctor.checks.links import Links
-from nccl_doctor.toolkit.errands import send_foreign
+from nccl_doctor.system.helpers import send_foreign
 from nccl_doctor.toolkit.nccl.answer import OURS, Answer, Reading, ask_nccl, said
 from nccl_doctor.toolkit.nccl.conf import Setting
 from nccl_doctor.toolkit.nccl.interface_choice import BOOTSTRAP, SOCKETS, Choice

@@ -13,15 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.gather.orders import (
+from nccl_doctor.gather.messages import (
+    Claimant,
     Finish,
     HostPlaces,
     Order,
     Reason,
     Roster,
+    SignIn,
     order_from_json,
 )
-from nccl_doctor.gather.sign_in import Claimant, SignIn
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import HostPlace

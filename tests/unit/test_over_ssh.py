@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nccl_doctor import registry
-from nccl_doctor.gather.over_ssh import Fleet, combine, report_of
+from nccl_doctor.gather.fleet import Fleet, combine, report_of
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.launch.ssh.connection import Ended, Heard
 from nccl_doctor.launch.ssh.hostfile import parse

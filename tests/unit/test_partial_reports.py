@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor import registry
-from nccl_doctor.gather.partial_reports import PartialReports, not_heard
+from nccl_doctor.gather.views import HostReports, not_heard
 from nccl_doctor.judge.conclusion import conclude
-from nccl_doctor.judge.merge_reports import merge_reports
+from nccl_doctor.judge.merge import merge_reports
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.redaction.cover import FolderRedaction
 from tests.support.clusters import change_rank, make_cluster
@@ -31,15 +31,15 @@ def view(host: str, *, facts: bool = True, **fields: Any) -> Report:
 
 
 def test_what_one_host_writes_another_reads(tmp_path: Path) -> None:
-    reader = PartialReports(str(tmp_path), 10)
-    assert PartialReports(str(tmp_path), 10).write(3, view("nd3")) == ""
+    reader = HostReports(str(tmp_path), 10)
+    assert HostReports(str(tmp_path), 10).write(3, view("nd3")) == ""
     (found,) = reader.of([2, 3], 0.0)
     assert found.cluster.hosts[0].name == "nd3"
     assert [path.name for path in tmp_path.iterdir()] == ["node3.json"]
 
 
 def test_files_of_earlier_runs_and_no_reports_are_left_out(tmp_path: Path) -> None:
-    views = PartialReports(str(tmp_path), 10)
+    views = HostReports(str(tmp_path), 10)
     views.write(1, view("nd1"))
     old = time.time() - 60
     os.utime(tmp_path / "node1.json", (old, old))
@@ -55,27 +55,27 @@ def touched(path: Path, after: float) -> None:
 
 
 def test_a_file_of_the_run_before_is_none_of_this_run(tmp_path: Path) -> None:
-    before = PartialReports(str(tmp_path), 60)
+    before = HostReports(str(tmp_path), 60)
     before.write(1, view("nd1"))
     touched(tmp_path / "node1.json", -1.0)
-    now = PartialReports(str(tmp_path), 60)
+    now = HostReports(str(tmp_path), 60)
     assert now.of([1], 0.0) == []
 
 
 def test_a_host_that_began_before_rank_0_and_writes_again_counts(tmp_path: Path) -> None:
-    early = PartialReports(str(tmp_path), 60)
+    early = HostReports(str(tmp_path), 60)
     early.write(1, view("nd1", facts=False))
     touched(tmp_path / "node1.json", -1.0)
-    reader = PartialReports(str(tmp_path), 60)
+    reader = HostReports(str(tmp_path), 60)
     early.write(1, view("nd1"))
     assert len(reader.of([1], 0.0)) == 1
 
 
 def test_a_host_that_still_leaves_the_run_before_does_not_count(tmp_path: Path) -> None:
-    lingering, old = PartialReports(str(tmp_path), 60), PartialReports(str(tmp_path), 60)
+    lingering, old = HostReports(str(tmp_path), 60), HostReports(str(tmp_path), 60)
     lingering.run_id = "the run before"
     old._began -= 61  # its host would not wait that long for this run
-    reader = PartialReports(str(tmp_path), 60)
+    reader = HostReports(str(tmp_path), 60)
     reader.run_id = "this run"
     for host in (lingering, old):
         host.write(1, view("nd1"))
@@ -87,15 +87,15 @@ def test_a_host_that_still_leaves_the_run_before_does_not_count(tmp_path: Path) 
 
 def test_a_host_that_was_quicker_to_start_is_of_this_run(tmp_path: Path) -> None:
     """Rank 0 imported torch for some seconds while the other host wrote what it knew."""
-    quick = PartialReports(str(tmp_path), 60)
+    quick = HostReports(str(tmp_path), 60)
     quick.write(1, view("nd1"))
     time.sleep(0.05)
-    assert PartialReports(str(tmp_path), 60).of([1], 0.0) == [], "as of a run before"
-    assert len(PartialReports(str(tmp_path), 60, age_s=5.0).of([1], 0.0)) == 1
+    assert HostReports(str(tmp_path), 60).of([1], 0.0) == [], "as of a run before"
+    assert len(HostReports(str(tmp_path), 60, age_s=5.0).of([1], 0.0)) == 1
 
 
 def test_a_host_that_has_not_given_up_is_waited_for(tmp_path: Path) -> None:
-    views = PartialReports(str(tmp_path), 10)
+    views = HostReports(str(tmp_path), 10)
     for seen in (view("nd1", facts=False), view("nd1")):
         views.write(1, seen)
         began = time.monotonic()
@@ -126,20 +126,20 @@ def test_whose_partial_reports_are_looked_for() -> None:
 
 
 def test_two_hosts_that_claim_one_node_rank_both_keep_their_view(tmp_path: Path) -> None:
-    views = PartialReports(str(tmp_path), 10)
+    views = HostReports(str(tmp_path), 10)
     for host in ("nd0", "nd5", "nd0", "nd5"):
         assert views.write(0, view(host)) == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["node0.json", "node0.nd5.json"]
 
 
 def test_a_folder_that_went_away_is_told_and_costs_nothing_else(tmp_path: Path) -> None:
-    views = PartialReports(str(tmp_path / "gone"), 10)
+    views = HostReports(str(tmp_path / "gone"), 10)
     assert "gone/node0.json: No such file" in views.write(0, view("nd0"))
     assert views.of([1], 0.0) == []
 
 
 def test_without_a_folder_nothing_is_written_or_read() -> None:
-    views = PartialReports(None, 10)
+    views = HostReports(None, 10)
     assert views.write(0, view("nd0")) == ""
     assert views.of([0], 5.0) == []
 
@@ -159,7 +159,7 @@ def files_in(folder: Path) -> dict[str, int]:
 def test_what_stays_is_redacted_with_one_key_and_the_names_are_private(
     tmp_path: Path, umask: None
 ) -> None:
-    one, other = (PartialReports(str(tmp_path), 10, FolderRedaction(None)) for _ in range(2))
+    one, other = (HostReports(str(tmp_path), 10, FolderRedaction(None)) for _ in range(2))
     assert one.write(0, view("gandalf")) == other.write(1, view("bilbo")) == ""
     (heard,) = one.of([1], 0.0)
     assert heard.cluster.hosts[0].name == "bilbo", "hosts hear each other by their real names"
@@ -187,8 +187,8 @@ def test_what_stays_is_redacted_with_one_key_and_the_names_are_private(
 
 
 def test_who_was_not_heard_leaves_its_names_in_private(tmp_path: Path) -> None:
-    reader = PartialReports(str(tmp_path), 10, FolderRedaction(None))
-    shut_out = PartialReports(str(tmp_path), 10, FolderRedaction(None))
+    reader = HostReports(str(tmp_path), 10, FolderRedaction(None))
+    shut_out = HostReports(str(tmp_path), 10, FolderRedaction(None))
     shut_out.write(3, view("gandalf"))
     assert shut_out.leave(3, view("gandalf"), heard=False) == ""
     assert files_in(tmp_path)[".private/node3.json"] == 0o600
@@ -199,7 +199,7 @@ def test_who_was_not_heard_leaves_its_names_in_private(tmp_path: Path) -> None:
 
 
 def test_two_hosts_of_one_node_rank_keep_their_redacted_views(tmp_path: Path) -> None:
-    views = PartialReports(str(tmp_path), 10, FolderRedaction(None))
+    views = HostReports(str(tmp_path), 10, FolderRedaction(None))
     for host in ("gandalf", "bilbo"):
         assert views.leave(0, view(host), heard=True) == ""
     names = [path.name for path in sorted(tmp_path.glob("*.json"))]
@@ -213,13 +213,13 @@ def test_with_a_key_of_ones_own_and_with_one_that_is_not_there(tmp_path: Path) -
     seen = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        views = PartialReports(str(tmp_path / name), 10, FolderRedaction(str(key)))
+        views = HostReports(str(tmp_path / name), 10, FolderRedaction(str(key)))
         assert views.leave(0, view("gandalf"), heard=True) == ""
         seen.append((tmp_path / name / "node0.json").read_text())
     assert seen[0] == seen[1]
-    lost = PartialReports(str(tmp_path / "one"), 10, FolderRedaction(str(tmp_path / "no")))
+    lost = HostReports(str(tmp_path / "one"), 10, FolderRedaction(str(tmp_path / "no")))
     assert "No such file" in lost.leave(7, view("nd7"), heard=True)
     assert not (tmp_path / "one" / "node7.json").exists()
-    gone = PartialReports(str(tmp_path / "gone"), 10, FolderRedaction(None))
+    gone = HostReports(str(tmp_path / "gone"), 10, FolderRedaction(None))
     assert "No such file" in gone.write(0, view("nd0"))
     assert "No such file" in gone.leave(0, view("nd0"), heard=True)

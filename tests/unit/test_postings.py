@@ -9,9 +9,20 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.gather.control_store import StoreTimeout
-from nccl_doctor.gather.orders import Finish, HostPlaces, Order, Roster, order_from_json
-from nccl_doctor.gather.postings import PAGE, Postings, is_paged, own_part, page_of, whole
+from nccl_doctor.gather.messages import (
+    PAGE,
+    Finish,
+    HostPlaces,
+    Order,
+    Postings,
+    Roster,
+    is_paged,
+    order_from_json,
+    own_part,
+    page_of,
+    whole,
+)
+from nccl_doctor.gather.store import StoreTimeout
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.layout import HostPlace
 

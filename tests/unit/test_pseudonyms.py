@@ -11,7 +11,7 @@ import pytest
 
 from nccl_doctor.report.redaction import Book, Text
 from nccl_doctor.report.redaction.addresses import Addresses
-from nccl_doctor.toolkit.masking import masked
+from nccl_doctor.system.masking import masked
 from tests.support.rows import each_row
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.report.manual import code_page
-from nccl_doctor.report.recipe import recipe_for, recipes
+from nccl_doctor.report.story import recipe_for, recipes
 
 REGISTRY = registry.load()
 UNKNOWN = re.compile(r"\b(ADDRESS|NETWORK|NIC|MTU|GROUP|NSG|VPC|NAMESPACE|LABEL|VALUE)\b")

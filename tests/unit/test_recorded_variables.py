@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.toolkit.masking import MASK
+from nccl_doctor.system.masking import MASK
 from nccl_doctor.toolkit.variables.recorded import FAMILIES, NAMES, SET, allowed
 from nccl_doctor.toolkit.variables.table import table
 from tests.support.rows import each_row

@@ -11,17 +11,17 @@ from nccl_doctor import registry
 from nccl_doctor.api import Finding, Outcome, OutcomeStatus, Where
 from nccl_doctor.judge.conclusion import conclude, judge_again
 from nccl_doctor.judge.history import difference
-from nccl_doctor.judge.merge_reports import merge_reports
-from nccl_doctor.model.outcome import Trail
+from nccl_doctor.judge.merge import merge_reports
+from nccl_doctor.model.cluster import Trail
 from nccl_doctor.model.report import Report
 from nccl_doctor.registry import installed
-from nccl_doctor.report import github, host_screen, issue, profiles
+from nccl_doctor.report import facts, github, issue, profiles
 from nccl_doctor.report.difference import render as render_diff
 from nccl_doctor.report.facts import render as render_facts
 from nccl_doctor.report.formats import formats, renderer
-from nccl_doctor.report.places import Places
 from nccl_doctor.report.redaction import redact
 from nccl_doctor.report.script import render as render_script
+from nccl_doctor.report.story import Places
 from nccl_doctor.report.text import render as render_text
 from tests.support.checks import REGISTRY
 from tests.support.clusters import make_cluster, shut_out
@@ -49,7 +49,7 @@ RENDERED = {
     "text": lambda report: render_text(report, verbose=2, checks=installed),
     "text, quiet": lambda report: render_text(report, quiet=True, ascii=True),
     "facts": render_facts,
-    "host screen": lambda report: host_screen.render(report, installed, width=400),
+    "host screen": lambda report: facts.render_host(report, installed, width=400),
     "script": render_script,
     "annotations": github.commands,
     "step summary": github.summary,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from nccl_doctor.cli.topology import topology_of
-from nccl_doctor.launch.host_launch import host_launch
+from nccl_doctor.launch.ranks import host_launch
 from nccl_doctor.model.options import Flags
 from nccl_doctor.toolkit.relaunch import start_with
 from tests.support.clusters import change_rank, make_cluster

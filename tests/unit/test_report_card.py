@@ -15,9 +15,9 @@ from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report
-from nccl_doctor.report import card, text
-from nccl_doctor.report.printing import Printer
-from nccl_doctor.toolkit.terminal import wants_color
+from nccl_doctor.report import story, text
+from nccl_doctor.report.output import Printer
+from nccl_doctor.system.terminal import wants_color
 from tests.support.clusters import make_cluster
 from tests.support.reports import RUN, kind, made_check
 from tests.support.rows import each_row
@@ -98,9 +98,9 @@ def test_verbose_adds_values_and_twice_the_table_of_checks() -> None:
 
 
 def test_no_check_is_asked_about_a_very_large_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(card, "MOST_RANKS", 3)
-    assert card.card(report_of(), lambda: [Shows()]) == []
-    assert card.values(report_of(), lambda: [Shows()]) == []
+    monkeypatch.setattr(story, "MOST_RANKS", 3)
+    assert story.healthy_summary(report_of(), lambda: [Shows()]) == []
+    assert story.values(report_of(), lambda: [Shows()]) == []
 
 
 def test_an_absent_host_is_one_line() -> None:

@@ -9,7 +9,7 @@ from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus, Severity, Wh
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report import github
 from nccl_doctor.report.formats import markdown
-from nccl_doctor.toolkit import terminal
+from nccl_doctor.system import terminal
 from tests.support.ci import GROUP, HOSTILE, NOTE, OK, PORT, RISK, SHM, report_of
 from tests.support.gpu_facts import gpu
 from tests.support.reports import RUN, kind

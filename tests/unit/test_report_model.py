@@ -12,10 +12,9 @@ import pytest
 from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus, Scope, Severity, Where
 from nccl_doctor.judge.conclusion import conclude, judge_again
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.model.cluster_json import hosts_to_json, ranks_to_json, run_to_json
 from nccl_doctor.model.findings import Level
 from nccl_doctor.model.launch import LaunchProblem
-from nccl_doctor.model.report import Report
+from nccl_doctor.model.report import Report, hosts_to_json, ranks_to_json, run_to_json
 from nccl_doctor.registry import Registry
 from nccl_doctor.report.formats import json as json_format
 from tests.support.clusters import change_rank, make_cluster

@@ -8,7 +8,7 @@ import pytest
 
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report import facts as facts_page
-from nccl_doctor.report.tables import Table, is_table, lay_out
+from nccl_doctor.report.lines import Table, is_table, lay_out
 from nccl_doctor.report.text import render
 from tests.support.clusters import make_cluster
 from tests.support.reports import RUN, made_check, through_json

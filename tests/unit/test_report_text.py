@@ -9,7 +9,7 @@ import pytest
 from nccl_doctor.api import Confidence, Finding, Layer, Outcome, OutcomeStatus, Severity, Where
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report import text
-from nccl_doctor.report.places import checks_in_words
+from nccl_doctor.report.story import checks_in_words
 from tests.support.clusters import make_cluster
 from tests.support.reports import RUN, kind, made_check, through_json
 from tests.support.rows import each_row

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from nccl_doctor.judge.conclusion import conclude
-from nccl_doctor.model.json_node import Node
-from nccl_doctor.model.run_record import RunRecord
+from nccl_doctor.model.codec import Node
+from nccl_doctor.model.report import RunRecord
 from nccl_doctor.report.formats import json as json_format
 from nccl_doctor.report.text import render
 from tests.support.clusters import make_cluster

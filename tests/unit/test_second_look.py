@@ -12,8 +12,8 @@ from typing import Any
 from nccl_doctor import registry
 from nccl_doctor.api import AFTER_LOSS
 from nccl_doctor.gather.evidence import EvidenceLog
-from nccl_doctor.gather.second_look import WITNESSES, look_together
-from nccl_doctor.gather.sign_in import SignIn
+from nccl_doctor.gather.messages import SignIn
+from nccl_doctor.gather.rounds import WITNESSES, call_after_loss
 from nccl_doctor.model.launch import Launch
 from tests.support.clusters import make_cluster
 
@@ -22,12 +22,12 @@ THREE = ("nd0", "nd1", "nd2")
 
 
 def test_nobody_looks_again_where_nobody_was_lost() -> None:
-    assert look_together(make_cluster(THREE), set(), 0) is None
-    assert look_together(make_cluster(("nd0",)), {1}, 0) is None
+    assert call_after_loss(make_cluster(THREE), set(), 0) is None
+    assert call_after_loss(make_cluster(("nd0",)), {1}, 0) is None
 
 
 def test_who_is_left_calls_who_was_lost_and_each_other() -> None:
-    round_ = look_together(make_cluster(THREE), {2, 3}, 0)
+    round_ = call_after_loss(make_cluster(THREE), {2, 3}, 0)
     assert round_ is not None
     assert (round_.name, round_.groups) == (AFTER_LOSS, ((0,), (4,)))
     assert round_.params == {
@@ -36,39 +36,39 @@ def test_who_is_left_calls_who_was_lost_and_each_other() -> None:
 
 
 def test_a_host_whose_other_ranks_were_not_asked_since_may_be_lost() -> None:
-    round_ = look_together(make_cluster(THREE), {2}, 0)
+    round_ = call_after_loss(make_cluster(THREE), {2}, 0)
     assert round_ is not None
     assert round_.groups == ((0,), (3,), (4,))
     assert list(round_.params["hosts"]) == ["nd1", "nd0", "nd2"]
 
 
 def test_a_silent_rank_beside_the_coordinator_is_no_loss_of_a_host() -> None:
-    round_ = look_together(make_cluster(THREE), {1}, 0)
+    round_ = call_after_loss(make_cluster(THREE), {1}, 0)
     assert round_ is not None
     assert (round_.groups, round_.params) == (((0,),), {"hosts": {}})
 
 
 def test_hosts_that_never_came_cannot_be_called() -> None:
-    round_ = look_together(make_cluster(THREE, absent_nodes=[1]), set(), 0)
+    round_ = call_after_loss(make_cluster(THREE, absent_nodes=[1]), set(), 0)
     assert round_ is not None
     assert (round_.groups, round_.params) == (((0,),), {"hosts": {}})
 
 
 def test_hosts_that_hung_together_call_each_other() -> None:
     """Nobody is silent where the path between two of them is cut: each still reaches rank 0."""
-    round_ = look_together(make_cluster(THREE), set(), 0, {2, 3, 4})
+    round_ = call_after_loss(make_cluster(THREE), set(), 0, {2, 3, 4})
     assert round_ is not None
     assert round_.groups == ((2,), (4,))
     assert round_.params == {"hosts": {f"nd{n}": [f"192.168.77.{n + 1}"] for n in (1, 2)}}
 
 
 def test_a_hang_within_a_host_is_not_of_the_network() -> None:
-    assert look_together(make_cluster(THREE), set(), 0, {2, 3}) is None
+    assert call_after_loss(make_cluster(THREE), set(), 0, {2, 3}) is None
 
 
 def test_in_a_large_cluster_few_look_and_few_are_called() -> None:
     cluster = make_cluster([f"nd{node}" for node in range(200)], 1)
-    round_ = look_together(cluster, set(range(100, 200)), 0)
+    round_ = call_after_loss(cluster, set(range(100, 200)), 0)
     assert round_ is not None
     assert len(round_.groups) == WITNESSES
     assert round_.groups[0] == (0,)
@@ -97,7 +97,7 @@ STOPPED_MEANWHILE = """
 import json
 from dataclasses import replace
 from nccl_doctor.api import Finding, Where
-from nccl_doctor.gather.participant import Participant
+from nccl_doctor.gather.rank import Participant
 from nccl_doctor.model.kinds import COORDINATOR_LOST
 from nccl_doctor.model.launch import Launch
 from tests.unit.test_start_time import run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nccl_doctor.api import HostLink, Setup
 from nccl_doctor.report.issue import fill, form_of
 from nccl_doctor.report.network import network_of
-from nccl_doctor.report.sections import sections_of
+from nccl_doctor.report.story import sections_of
 from tests.support.clusters import make_cluster
 from tests.support.pages import report_of
 from tests.support.reports import made_check

@@ -22,7 +22,7 @@ from nccl_doctor.launch.ssh.connection import (
     converse,
     ssh_command,
 )
-from nccl_doctor.toolkit.more_time import MoreTime
+from nccl_doctor.system.deadline import MoreTime
 
 # It is not our code that this stands in for: an ssh that always gets in, to this very host.
 SSH = """#!/bin/sh

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.launch.ssh.exports import ExportsError, apply, exported
+from nccl_doctor.launch.ssh.program import ExportsError, apply, exported
 
 
 @pytest.fixture

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from nccl_doctor.launch.ssh.connection import Ended
+from nccl_doctor.launch.ssh.connection import MARKER, Ended
 from nccl_doctor.launch.ssh.faults import Failed, findings
-from nccl_doctor.launch.ssh.relay import MARKER
 from nccl_doctor.model.kinds import (
     CONFIG_BAD_VALUE,
     REMOTE_COMMAND_FAILED,

@@ -11,17 +11,25 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.gather.orders import Order
+from nccl_doctor.gather.context import (
+    OWN_RESERVE_S,
+    RESERVE_S,
+    Run,
+    RunConfig,
+    StartTime,
+    in_words,
+    more_s,
+    time_limit,
+)
+from nccl_doctor.gather.messages import Order
 from nccl_doctor.gather.progress import Progress
-from nccl_doctor.gather.run_state import OWN_RESERVE_S, RESERVE_S, Run, RunConfig
-from nccl_doctor.gather.start_time import StartTime, in_words, more_s, time_limit
 from nccl_doctor.model.check import Check
+from nccl_doctor.model.codec import MOST_MORE_S
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.launch import Launch
-from nccl_doctor.model.limits import MOST_MORE_S
 from nccl_doctor.model.options import Options
 from nccl_doctor.registry import Registry
-from nccl_doctor.toolkit.more_time import MoreTime
+from nccl_doctor.system.deadline import MoreTime
 from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster
 from tests.support.rows import each_row
@@ -194,8 +202,8 @@ def output_of(code: str) -> str:
 
 _WATCHDOG = """
 import sys, time
-from nccl_doctor.gather.watchdog import Watchdog
-from nccl_doctor.toolkit.more_time import MoreTime
+from nccl_doctor.system.watchdog import Watchdog
+from nccl_doctor.system.deadline import MoreTime
 {before}
 began, more = time.monotonic(), MoreTime()
 def last_words(why):
@@ -222,8 +230,8 @@ def test_the_watchdog_waits_as_long(before: str) -> None:
 
 _HOST = """
 import os, signal, time
-from nccl_doctor.launch.local_ranks import run_host
-from nccl_doctor.toolkit.more_time import MoreTime
+from nccl_doctor.launch.ranks import run_host
+from nccl_doctor.system.deadline import MoreTime
 
 began, more = time.monotonic(), MoreTime()
 
@@ -240,26 +248,26 @@ def test_who_started_the_ranks_waits_as_long_and_then_no_more() -> None:
     assert output_of(_HOST).startswith("3 True\n")
 
 
-_GUARDIAN = """
+_SUPERVISOR = """
 import sys, time
-from nccl_doctor.toolkit import guardian
+from nccl_doctor.system import supervisor
 
-guardian.GRACE_S = 0.2
+supervisor.GRACE_S = 0.2
 began = time.monotonic()
 
 def program():
-    guardian.set_deadline(guardian.began() + 0.5)
-    guardian.put_off(guardian.began() + 2.0)
-    guardian.put_off(guardian.began() + 1.0)
+    supervisor.set_deadline(supervisor.began() + 0.5)
+    supervisor.put_off(supervisor.began() + 2.0)
+    supervisor.put_off(supervisor.began() + 1.0)
     time.sleep(60)
 
-code = guardian.watch(program, guardian.Terms(limit_s=0.5))
+code = supervisor.watch(program, supervisor.Terms(limit_s=0.5))
 print(code, 2.0 < time.monotonic() - began < 5.0, flush=True)
 """
 
 
-def test_the_guardian_waits_as_long_and_then_no_more() -> None:
-    said = output_of(_GUARDIAN)
+def test_the_supervisor_waits_as_long_and_then_no_more() -> None:
+    said = output_of(_SUPERVISOR)
     assert said.endswith("3 True\n") or said.startswith("3 True\n"), said
     assert "the deadline has passed (2 s)" in said
 

@@ -15,7 +15,7 @@ import pytest
 
 from nccl_doctor.api import Context, Launch, Untested
 from nccl_doctor.checks.paths import Paths
-from nccl_doctor.toolkit import forks
+from nccl_doctor.system import forks
 from nccl_doctor.toolkit.storage import examine as examining
 from nccl_doctor.toolkit.storage.examine import Place, examine
 from nccl_doctor.toolkit.storage.steps import PathDesk

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nccl_doctor import registry
 from nccl_doctor.api import Confidence, Where
 from nccl_doctor.gather.envelope import BadMessage
-from nccl_doctor.gather.orders import MOST_REASONS, Finish, Reason
+from nccl_doctor.gather.messages import MOST_REASONS, Finish, Reason
 from nccl_doctor.gather.refusals import Refusals
 from nccl_doctor.gather.told import findings_of, reasons_of
 from nccl_doctor.judge.conclusion import conclude

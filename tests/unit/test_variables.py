@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from nccl_doctor.checks.environment.gather import closest, gather_variables
+from nccl_doctor.system.masking import MASK
 from nccl_doctor.toolkit import variables as package
-from nccl_doctor.toolkit.masking import MASK
 from nccl_doctor.toolkit.nccl.conf import ConfFault, Setting, conf_faults, nccl_settings
 from nccl_doctor.toolkit.nccl.release import NcclRelease
 from nccl_doctor.toolkit.tables import read_table

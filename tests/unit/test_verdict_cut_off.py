@@ -12,7 +12,7 @@ from nccl_doctor.checks.port import NO_ROUTE
 from nccl_doctor.checks.ranks import HOST_ABSENT, RANK_ABSENT
 from nccl_doctor.checks.uplink import HOST_CUT_OFF
 from nccl_doctor.judge.causes import explain, root_causes
-from nccl_doctor.judge.merge_reports import merge_reports
+from nccl_doctor.judge.merge import merge_reports
 from nccl_doctor.model import kinds
 from nccl_doctor.model.report import Report
 from nccl_doctor.toolkit.groups.kinds import HANG

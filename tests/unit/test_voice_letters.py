@@ -20,9 +20,9 @@ from nccl_doctor.gather.voice.letters import (
     sign_ins_in,
 )
 from nccl_doctor.gather.voice.sharing import Known
-from nccl_doctor.model.cluster_json import outcome_from_json
-from nccl_doctor.model.json_node import Node
-from nccl_doctor.model.outcome import Outcome, OutcomeStatus, Trail
+from nccl_doctor.model.cluster import Outcome, OutcomeStatus, Trail
+from nccl_doctor.model.codec import Node
+from nccl_doctor.model.report import outcome_from_json
 
 
 def test_a_letter_holds_the_sign_ins_of_seats_in_a_row() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.toolkit.errands import leave_by, send
+from nccl_doctor.system.helpers import leave_by, send
 
 
 def test_the_tests_of_a_module_go_to_one_worker(request: pytest.FixtureRequest) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.voice.sharing import Known, Shared
-from nccl_doctor.model.json_node import Node
+from nccl_doctor.model.codec import Node
 
 MOST_SPOKEN = 32
 """Most ranks for which one speaker speaks; with more on a host, each speaks for itself."""

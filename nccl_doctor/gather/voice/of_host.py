@@ -6,14 +6,14 @@ import contextlib
 import os
 import time
 
-from nccl_doctor.gather.control_store import ControlStore
-from nccl_doctor.gather.run_state import Run
+from nccl_doctor.gather.context import Run
+from nccl_doctor.gather.store import ControlStore
 from nccl_doctor.gather.voice.letters import MOST_SPOKEN
 from nccl_doctor.gather.voice.line import LineLost, call, listener_at, name_of
 from nccl_doctor.gather.voice.speaker import Speaker
 from nccl_doctor.gather.voice.spoken import Spoken
 from nccl_doctor.model.launch import OWN
-from nccl_doctor.toolkit import forks
+from nccl_doctor.system import forks
 
 CALL_S = 2.0
 """Time for the first rank of a host to have started, so that it can be called."""

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nccl_doctor.gather.envelope import BadMessage, parsed
-from nccl_doctor.model.limits import MAX_SECONDS
-from nccl_doctor.model.outcome import Trail
+from nccl_doctor.model.cluster import Trail
+from nccl_doctor.model.codec import MAX_SECONDS
 
 _FACTS, _CRUMBS = "facts", "breadcrumbs"
 _STEPS, _AT = "steps", "at_s"

@@ -19,13 +19,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.gather.control_store import CROWD, ControlStore, StoreTimeout
-from nccl_doctor.gather.deaths import seal_of
+from nccl_doctor.gather.context import Key
+from nccl_doctor.gather.ends import seal_of
 from nccl_doctor.gather.examine import SETTLE_S
+from nccl_doctor.gather.messages import SIGN_IN_MAX
 from nccl_doctor.gather.opening import prefix_of
-from nccl_doctor.gather.run_state import Key
-from nccl_doctor.gather.sign_in import SIGN_IN_MAX
-from nccl_doctor.gather.store_server import bound_resolver
+from nccl_doctor.gather.server import bound_resolver
+from nccl_doctor.gather.store import CROWD, ControlStore, StoreTimeout
 from nccl_doctor.gather.voice.letters import (
     LETTER_MAX,
     MOST_SPOKEN,

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
 from nccl_doctor.gather.envelope import LARGEST
+from nccl_doctor.gather.store import OPERATION_S, ControlStore, StoreTimeout
 from nccl_doctor.gather.voice.line import Line, LineLost
 
 SILENT_S = 3.0

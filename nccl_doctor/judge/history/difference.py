@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.judge.history.changed_values import Word, changed_words
-from nccl_doctor.judge.history.sheet import sheet_of
-from nccl_doctor.judge.history.usual import SHARE, Change, changes
+from nccl_doctor.judge.history.figures import SHARE, Change, Word, changed_words, changes, sheet_of
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import Finding, Severity, Where

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nccl_doctor.judge.history.sheet import Sheet, sheet_of
+from nccl_doctor.judge.history.figures import Sheet, sheet_of
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.model.report import Report
-from nccl_doctor.model.run_record import RunRecord
+from nccl_doctor.model.report import Report, RunRecord
 
 MOST = 20
 """Most earlier runs to compare with; the newest are used."""

@@ -13,16 +13,17 @@ from pathlib import Path
 
 from nccl_doctor.launch.command_line import accelerate_config, deepspeed, torchrun
 from nccl_doctor.launch.command_line.accelerate_config import Config
-from nccl_doctor.launch.command_line.flags import FlagTable, read_flags
 from nccl_doctor.launch.command_line.job_line import (
     DEFAULT,
     MAX_PORT,
     Draft,
+    FlagTable,
     JobLine,
     JobLineError,
     Said,
     is_file,
     number,
+    read_flags,
 )
 from nccl_doctor.launch.identity import num_gpus
 from nccl_doctor.toolkit.suggest import suggest

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.launch.command_line.job_line import JobLineError, Said
-from nccl_doctor.toolkit import files
-from nccl_doctor.toolkit.programs import installed
+from nccl_doctor.system import files
+from nccl_doctor.system.programs import installed
 from nccl_doctor.toolkit.suggest import suggest
 from nccl_doctor.toolkit.versions import release
 

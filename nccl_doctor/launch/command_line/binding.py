@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 
 from nccl_doctor.launch.command_line.job_line import JobLineError
-from nccl_doctor.toolkit.errands import send
+from nccl_doctor.system.helpers import send
+from nccl_doctor.system.masking import masked_command
 from nccl_doctor.toolkit.host import cpu_list
-from nccl_doctor.toolkit.masking import masked_command
 
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6})(?::(\d{1,6}))?)?")
 _NODES = Path("/sys/devices/system/node")

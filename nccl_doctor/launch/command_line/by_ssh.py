@@ -14,16 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from nccl_doctor.launch.command_line import torchrun
-from nccl_doctor.launch.command_line.flags import FlagTable, read_flags
 from nccl_doctor.launch.command_line.job_line import (
     DEFAULT,
     MAX_PORT,
     Draft,
+    FlagTable,
     GivenFlags,
     JobLine,
     JobLineError,
     Said,
     number,
+    read_flags,
 )
 from nccl_doctor.launch.ssh import hostfile
 from nccl_doctor.launch.ssh.hostfile import Entry

@@ -10,21 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from nccl_doctor.launch.command_line.flags import FlagTable, read_flags
 from nccl_doctor.launch.command_line.job_line import (
     DEFAULT,
     MAX_PORT,
     Draft,
+    FlagTable,
     GivenFlags,
     JobLine,
     JobLineError,
     Said,
     is_file,
     number,
+    read_flags,
 )
 from nccl_doctor.launch.ssh import hostfile
 from nccl_doctor.launch.ssh.hostfile import Entry
-from nccl_doctor.toolkit.programs import installed
+from nccl_doctor.system.programs import installed
 from nccl_doctor.toolkit.suggest import suggest
 from nccl_doctor.toolkit.versions import release
 

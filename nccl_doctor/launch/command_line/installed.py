@@ -12,7 +12,7 @@ from argparse import ArgumentParser
 from functools import cache
 from typing import NoReturn
 
-from nccl_doctor.toolkit.errands import send_foreign
+from nccl_doctor.system.helpers import send_foreign
 
 _ASK_S = 30.0
 """Longest time for the import of a launcher: torch takes 2 s, and 20 s from a slow disk."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nccl_doctor.launch.command_line.job_line import JobLineError
 from nccl_doctor.launch.command_line.wrappers import unwrap
-from nccl_doctor.toolkit.errands import send
+from nccl_doctor.system.helpers import send
 from nccl_doctor.toolkit.suggest import suggest
 
 _LIKELY = ("torchrun", "accelerate", "deepspeed", "python", "python3", "srun", "mpirun", "env")

@@ -10,16 +10,17 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 
-from nccl_doctor.launch.command_line.flags import FlagTable, read_flags
 from nccl_doctor.launch.command_line.job_line import (
     DEFAULT,
     MAX_PORT,
     Draft,
+    FlagTable,
     GivenFlags,
     JobLine,
     JobLineError,
     Said,
     number,
+    read_flags,
 )
 from nccl_doctor.model.job import Rendezvous
 

@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from nccl_doctor.launch.command_line.binding import bound_cpus
 from nccl_doctor.launch.command_line.job_line import JobLineError
 from nccl_doctor.model.job import TAKE_A_COMMAND
-from nccl_doctor.toolkit.masking import masked_command
+from nccl_doctor.system.masking import masked_command
 
 
 @dataclass(frozen=True)

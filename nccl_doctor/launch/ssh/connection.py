@@ -12,6 +12,7 @@ process is killed.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import resource
@@ -20,18 +21,22 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import IO
+from typing import IO, Any
 
-from nccl_doctor.toolkit import guardian
-from nccl_doctor.toolkit.forks import to_catch, wake_pipe
+from nccl_doctor import __version__
+from nccl_doctor.launch.ssh import program
+from nccl_doctor.model.options import Options
+from nccl_doctor.system import supervisor
+from nccl_doctor.system.deadline import no_more
+from nccl_doctor.system.forks import to_catch, wake_pipe
+from nccl_doctor.system.masking import masked
 from nccl_doctor.toolkit.host import open_descriptors
-from nccl_doctor.toolkit.masking import masked
-from nccl_doctor.toolkit.more_time import no_more
 
 STDOUT_MAX = 256 << 20
 STDERR_MAX = 64 << 10
@@ -383,11 +388,11 @@ def _signals_wake(
         signal.signal(number, lambda *_: None)
     selector.register(wake, selectors.EVENT_READ, lambda: interrupt(os.read(wake, 1)[0]))
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    guardian.take_signals()
+    supervisor.take_signals()
     try:
         yield
     finally:
-        # The guardian remembers one that comes from now on, and limits the time that is left.
+        # The supervisor remembers one that comes from now on, and limits the time that is left.
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         signal.set_wakeup_fd(fd_before)
         for number, handler in before.items():
@@ -395,3 +400,67 @@ def _signals_wake(
         selector.unregister(wake)
         os.close(wake)
         os.close(wake_end)
+
+
+# Other end of --hostfile: this process was started over ssh, and answers on its stdout.
+#
+# It announces itself, reads one line that says what to do, and from then on ends as soon as its
+# standard input closes: then whoever asked is gone, or wants it to stop.
+
+
+MARKER = "nccl-doctor relay: ready, version "
+"""Begin of the line on stderr that shows the other end that this process has started."""
+MORE = "nccl-doctor relay: seconds more for this run: "
+"""Begin of the line on stderr that tells the other end to wait longer."""
+
+_AGAIN_S = 1.0
+
+
+def tell_more(seconds: int) -> None:
+    """Tell the other end that the run ends so much later."""
+    sys.stderr.write(f"{MORE}{seconds}\n")
+    sys.stderr.flush()
+
+
+def instructions(options: Options, variables: Mapping[str, str], secret: bytes = b"") -> str:
+    """The line that a relay waits for; `secret` is what all hosts of the run share."""
+    line = {"options": options.to_json(), "variables": dict(variables), "secret": secret.hex()}
+    return json.dumps(line) + "\n"
+
+
+def attend() -> tuple[Options, bytes]:
+    """Announce this process, wait for the options, set the variables, and watch the connection.
+
+    Returns: the options of the run, and its secret.
+
+    Raises:
+        ValueError: what came is not the line that `instructions` makes.
+        EOFError: the line closed before.
+    """
+    sys.stderr.write(f"{MARKER}{__version__}\n")
+    sys.stderr.flush()
+    given = _first_line()
+    options = Options.from_json(given["options"])
+    secret = bytes.fromhex(given["secret"])
+    program.apply(given["variables"])
+    threading.Thread(target=_watch, name="relay", daemon=True).start()
+    return options, secret
+
+
+def _first_line() -> Any:
+    data = b""
+    while not data.endswith(b"\n"):
+        more = os.read(0, 1 << 16)  # not through sys.stdin: nothing else must be taken
+        if not more:
+            raise EOFError
+        data += more
+    return json.loads(data)
+
+
+def _watch() -> None:
+    with contextlib.suppress(OSError):
+        while os.read(0, 1 << 16):
+            pass
+    while True:  # again: the handlers of a process that is starting its ranks may not be set yet
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_AGAIN_S)

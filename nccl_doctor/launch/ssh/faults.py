@@ -10,8 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nccl_doctor.launch.ssh.connection import Ended
-from nccl_doctor.launch.ssh.relay import MARKER, MORE
+from nccl_doctor.launch.ssh.connection import MARKER, MORE, Ended
 from nccl_doctor.model.commands import shell
 from nccl_doctor.model.findings import Finding, Kind, Where
 from nccl_doctor.model.fixes import Fix, Step, fill, look
@@ -22,7 +21,7 @@ from nccl_doctor.model.kinds import (
     RUN_INTERRUPTED,
     SSH_FAILED,
 )
-from nccl_doctor.toolkit.terminal import safe
+from nccl_doctor.system.terminal import safe
 
 _SSH_EXIT = 255
 """Exit code of ssh itself; also of a command that was killed by a signal."""

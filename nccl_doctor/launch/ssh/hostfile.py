@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nccl_doctor.toolkit import files
+from nccl_doctor.system import files
 from nccl_doctor.toolkit.suggest import suggest
 
 MAX_BYTES = 1 << 20

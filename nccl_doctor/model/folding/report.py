@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
+from nccl_doctor.model.cluster import Facts
+from nccl_doctor.model.codec import Node
 from nccl_doctor.model.folding import BUT, EACH, SAME
 from nccl_doctor.model.folding.fold import SAMPLE, Folder, Json
 from nccl_doctor.model.folding.plain import compact, plain
 from nccl_doctor.model.folding.sample import some_of
 from nccl_doctor.model.folding.texts import Texts
 from nccl_doctor.model.folding.unfold import Unfolder
-from nccl_doctor.model.json_node import Node
-from nccl_doctor.model.outcome import Facts
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nccl_doctor.model.cluster import Facts, Outcome, Trail
 from nccl_doctor.model.folding.plain import compact
-from nccl_doctor.model.outcome import Facts, Outcome, Trail
 
 _TIME = '"at_s":0'
 

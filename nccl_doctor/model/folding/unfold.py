@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nccl_doctor.model.codec import Node
 from nccl_doctor.model.folding import BUT, EACH, FORMS, LITERAL, NOT, ROWS, SAME
-from nccl_doctor.model.json_node import Node
 
 _DEEPEST = 40
 """Most folded values within each other, with the lists and objects between them."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the options of the command line are made from the names alone
     from nccl_doctor.model.report import Report
-    from nccl_doctor.report.sections import Checks
+    from nccl_doctor.report.story import Checks
 
 
 def formats() -> list[str]:

@@ -8,9 +8,9 @@ from functools import cache
 from importlib.resources import files
 
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.page import facts, findings, groups, matrix, pages, timeline
-from nccl_doctor.report.page.markup import Html, element, together
-from nccl_doctor.report.sections import Checks, no_checks
+from nccl_doctor.report.html import facts, findings, matrix, timeline
+from nccl_doctor.report.html.markup import Html, element, together
+from nccl_doctor.report.story import Checks, no_checks
 
 
 def render(report: Report, checks: Checks = no_checks) -> str:
@@ -41,10 +41,10 @@ def render(report: Report, checks: Checks = no_checks) -> str:
         *findings.sections(report),
         matrix.section(report, checks),
         timeline.section(report),
-        groups.section(report),
+        findings.groups_section(report),
         findings.checks(report),
         facts.section(report),
-        pages.section(report, checks),
+        findings.pages_section(report, checks),
     )
     body = element("body", findings.header(report, checks), main, element("script", Html(script)))
     page = together(Html("<!doctype html>\n"), element("html", head, body, lang="en"), Html("\n"))
@@ -54,7 +54,7 @@ def render(report: Report, checks: Checks = no_checks) -> str:
 
 @cache
 def _asset(name: str) -> str:
-    return files("nccl_doctor.report.page").joinpath(name).read_text("ascii")
+    return files("nccl_doctor.report.html").joinpath(name).read_text("ascii")
 
 
 def _hash(text: str) -> str:

@@ -11,11 +11,10 @@ from collections.abc import Iterable
 from itertools import chain, islice
 from typing import Any
 
-from nccl_doctor.model.cluster_json import host_to_json, rank_to_json
 from nccl_doctor.model.findings import CheckResult
 from nccl_doctor.model.folding.plain import clean
 from nccl_doctor.model.folding.report import SHARED, Records
-from nccl_doctor.model.report import Report
+from nccl_doctor.model.report import Report, host_to_json, rank_to_json
 
 FEW = 8
 """Ranks of a report that stands in full: it is read by eye, too."""

@@ -16,9 +16,8 @@ from xml.etree import ElementTree
 from nccl_doctor.model.cluster import Facts, OutcomeStatus
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.places import Places, shortened, some
-from nccl_doctor.report.steps import Steps
-from nccl_doctor.toolkit.terminal import safe
+from nccl_doctor.report.story import Places, Steps, shortened, some
+from nccl_doctor.system.terminal import safe
 
 _LONGEST_NAME = 200
 _LONGEST = 4000

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from nccl_doctor.model.findings import Finding, Severity, Status, Where
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.places import MOST_PLACES, Places, by_kind, checks_in_words
-from nccl_doctor.report.steps import Block, Steps
+from nccl_doctor.report.story import MOST_PLACES, Block, Places, Steps, by_kind, checks_in_words
 from nccl_doctor.report.text import counts
-from nccl_doctor.toolkit.terminal import safe
+from nccl_doctor.system.terminal import safe
 
 _LONGEST = 2000
 """Characters of one text that are shown."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from nccl_doctor.model.findings import Status
 from nccl_doctor.model.report import VERDICTS, Report
-from nccl_doctor.toolkit.terminal import safe
+from nccl_doctor.system.terminal import safe
 
 _STATUSES = {status: number for number, status in enumerate(Status)}
 _STARTED = re.compile(

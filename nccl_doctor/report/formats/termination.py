@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from nccl_doctor.model.findings import Finding, Severity, Status
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.places import Places, checks_in_words
-from nccl_doctor.toolkit.terminal import safe
+from nccl_doctor.report.story import Places, checks_in_words
+from nccl_doctor.system.terminal import safe
 
 MOST_BYTES = 3072
 """Of the message, as UTF-8."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.redaction import Book, Text, key_of_map, known_of, redact
-from nccl_doctor.toolkit import files, folders
-from nccl_doctor.toolkit.errands import send
+from nccl_doctor.system import files, folders
+from nccl_doctor.system.helpers import send
 
 MAP = ".map.json"
 """Suffix of the map, after the name of the redacted file."""
@@ -158,7 +158,7 @@ def _key_of(data: bytes) -> bytes:
 
 
 class FolderRedaction:
-    """Redaction of what hosts leave in a folder that they share: see `gather.partial_reports`.
+    """Redaction of what hosts leave in a folder that they share: see `gather.views`.
 
     Args:
         key_file: the file of the key; None for one that the hosts share in the private folder.

@@ -7,10 +7,9 @@ folders stay the folders that they were.
 
 from __future__ import annotations
 
+from nccl_doctor.report.redaction.addresses import Ids
 from nccl_doctor.report.redaction.book import Book
-from nccl_doctor.report.redaction.ids import Ids
-from nccl_doctor.report.redaction.names import Names
-from nccl_doctor.report.redaction.vocabulary import (
+from nccl_doctor.report.redaction.names import (
     ENDINGS,
     GROUP_FILE,
     GROUP_PART,
@@ -19,6 +18,7 @@ from nccl_doctor.report.redaction.vocabulary import (
     PATH_PATTERN,
     PATH_WORDS,
     PYTHON_HOME,
+    Names,
 )
 
 HOMES = frozenset(("home", "Users", "users", "u"))

@@ -18,9 +18,7 @@ from nccl_doctor.model.cluster import Facts, Outcome
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.redaction.addresses import is_ip
 from nccl_doctor.report.redaction.book import Book
-from nccl_doctor.report.redaction.names import is_host_name
-from nccl_doctor.report.redaction.text import Text
-from nccl_doctor.report.redaction.vocabulary import (
+from nccl_doctor.report.redaction.names import (
     COMMON,
     ENDINGS,
     HOST_KEYS,
@@ -31,8 +29,10 @@ from nccl_doctor.report.redaction.vocabulary import (
     PATH_KEYS,
     SERIAL_KEYS,
     VERSION_KEYS,
+    is_host_name,
 )
-from nccl_doctor.toolkit.masking import MASK, masked, names_secret
+from nccl_doctor.report.redaction.text import Text
+from nccl_doctor.system.masking import MASK, masked, names_secret
 from nccl_doctor.toolkit.slurm import slurm_hosts
 
 _SAME = frozenset(

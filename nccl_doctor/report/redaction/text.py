@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 
-from nccl_doctor.report.redaction.addresses import Addresses
+from nccl_doctor.report.redaction.addresses import Addresses, Ids
 from nccl_doctor.report.redaction.book import Book
-from nccl_doctor.report.redaction.ids import Ids
 from nccl_doctor.report.redaction.names import Names, is_public
 from nccl_doctor.report.redaction.paths import HOMES, Paths, is_systems_own
-from nccl_doctor.toolkit.masking import MASK, masked
+from nccl_doctor.system.masking import MASK, masked
 
 _PATH_END = r"[^\s'\"`<>|;,()\[\]{}:]"
 _WORD = re.compile(r"[a-z0-9]+(?:[-_.]+[a-z0-9]+)*", re.IGNORECASE)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nccl_doctor.model.cluster import MAX_BREADCRUMBS
-from nccl_doctor.toolkit.forks import Standstill, end, fork_child, kill, look_at, signal_name
+from nccl_doctor.system.forks import Standstill, end, fork_child, kill, look_at, signal_name
 from nccl_doctor.toolkit.gpu.nvml import Crumb
 
 Work = Callable[[Crumb], Any]

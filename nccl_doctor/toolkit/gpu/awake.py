@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from nccl_doctor.toolkit import forks
+from nccl_doctor.system import forks
 
 _GPU = re.compile(r"nvidia\d+")
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, TypedDict
 
-from nccl_doctor.toolkit.programs import Said, find_program
+from nccl_doctor.system.programs import Said, find_program
 
 _MOST_WORDS = 400
 _UNREACHABLE = (

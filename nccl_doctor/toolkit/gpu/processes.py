@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.toolkit.forks import OURS
+from nccl_doctor.system.forks import OURS
 from nccl_doctor.toolkit.host import is_first_namespace
 
 NVIDIA, AMD = "/dev/nvidia", "/dev/kfd"

@@ -13,12 +13,12 @@ import warnings
 from typing import Any
 
 from nccl_doctor.model.check import Context
+from nccl_doctor.system.leaving import at_end
 from nccl_doctor.toolkit.gpu.devices import own_device
 from nccl_doctor.toolkit.groups.attempts import CONNECT, ENTRY, TAKE_DEVICE
 from nccl_doctor.toolkit.groups.culprits import AGAIN
 from nccl_doctor.toolkit.groups.recorder import record
 from nccl_doctor.toolkit.groups.witness import watch
-from nccl_doctor.toolkit.leaving import at_end
 from nccl_doctor.toolkit.nccl.ras import ADDRESS, own_address
 
 _WARNS, _TELLS = ("WARN", "INFO", "ABORT", "TRACE"), ("INFO", "ABORT", "TRACE")

@@ -9,7 +9,7 @@ _FRAME = re.compile(r'\s*File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?
 # The last two parts of the path: as it is here, and as it stands in reports made before.
 _BOUNDARIES = ("observe/child.py", "nccl_doctor/child.py")
 """Frames below it lead to the fork of this child, and differ between ranks."""
-_SERVANTS = {"gather/control_store.py", "nccl_doctor/mailbox.py", "groups/witness.py"}
+_SERVANTS = {"gather/store.py", "nccl_doctor/mailbox.py", "groups/witness.py"}
 """Our own threads that only watch."""
 _TORCH = "site-packages/"
 _MOST_FRAMES = 14

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.model.cluster import Evidence, Outcome
-from nccl_doctor.model.outcome import Trail
+from nccl_doctor.model.cluster import Evidence, Outcome, Trail
 from nccl_doctor.toolkit.blame import odd_ones_out
 
 MADE = "new_group made"

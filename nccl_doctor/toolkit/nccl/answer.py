@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from nccl_doctor.toolkit import forks
-from nccl_doctor.toolkit.errands import send_foreign
+from nccl_doctor.system import forks
+from nccl_doctor.system.helpers import send_foreign
 from nccl_doctor.toolkit.gpu.devices import VISIBLE
 from nccl_doctor.toolkit.libraries import library_name
 from nccl_doctor.toolkit.nccl.conf import Setting

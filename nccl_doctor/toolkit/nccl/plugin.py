@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
-from nccl_doctor.toolkit.errands import send_foreign
+from nccl_doctor.system.helpers import send_foreign
 from nccl_doctor.toolkit.libraries import fingerprint
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
+from nccl_doctor.system.shortage import NET_BIND_SERVICE, has_capability
 from nccl_doctor.toolkit.host import (
     LISTEN,
     ROOT,
@@ -15,7 +16,6 @@ from nccl_doctor.toolkit.host import (
     socket_process,
     tcp_sockets,
 )
-from nccl_doctor.toolkit.privileges import NET_BIND_SERVICE, has_capability
 
 MAX_COMMAND = 120
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.codec import Node
 from nccl_doctor.model.commands import shell
 from nccl_doctor.model.fixes import Fix, Step, look
-from nccl_doctor.model.json_node import Node
 
 SHAPING = ("netem", "tbf", "htb", "hfsc", "cbq", "cake")
 """Kinds that hold packets back. The kernel's own (mq, fq_codel, pfifo_fast, noqueue) do not."""

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from nccl_doctor.model.check import Context, Untested
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import Round
+from nccl_doctor.system.shortage import shortage_of
 from nccl_doctor.toolkit.host import Mount, mounts
 from nccl_doctor.toolkit.hosts import master_host
-from nccl_doctor.toolkit.shortage import shortage_of
 from nccl_doctor.toolkit.storage.file_systems import mount_of, server_of
 from nccl_doctor.toolkit.storage.steps import PathDesk
 from nccl_doctor.toolkit.storage.worker import Worker, ask, close_all

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from nccl_doctor.toolkit import forks
+from nccl_doctor.system import forks
 
 _LINE = 1 << 16
 _LAST_S = 1.0

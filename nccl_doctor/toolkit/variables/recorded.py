@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from nccl_doctor.toolkit.masking import masked_variable
+from nccl_doctor.system.masking import masked_variable
 from nccl_doctor.toolkit.variables.table import table
 
 SET = "(set)"

@@ -114,7 +114,7 @@ def tops(processes: list[Seen]) -> list[Seen]:
     return [seen for seen in processes if seen.parent == 0 and not seen.client]
 
 
-def guardians(launcher: str, processes: list[Seen]) -> list[Seen]:
+def supervisors(launcher: str, processes: list[Seen]) -> list[Seen]:
     """Processes of one host that are the doctor as its caller knows it."""
     found = tops(processes)
     return found[1:] if launcher == "torchrun" else found
@@ -128,7 +128,7 @@ def of_role(launcher: str, role: str, processes: list[Seen]) -> list[Seen]:
     top = tops(processes)
     if launcher == "torchrun" and role == "launcher":
         return [seen for seen in top[:1] if seen.alive]
-    level = guardians(launcher, processes)
+    level = supervisors(launcher, processes)
     depth = {"own": ("launcher", "supervisor", "rank")}.get(launcher, ("supervisor", "rank"))
     for _ in range(depth.index(role)):
         above = {seen.pid for seen in level}

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 from tests.lab.chaos import SIGNALS
-from tests.lab.chaos.census import Census, Seen, below, chain, guardians, of_role, tops
+from tests.lab.chaos.census import Census, Seen, below, chain, of_role, supervisors, tops
 from tests.lab.chaos.strikes import Scene
 
 GRACE_S = 2.0
@@ -115,7 +115,7 @@ class Warden:
         victim, launcher = self._plan.victim, self._plan.launcher
         newest = self._census.newest(victim)
         if self._base is None:
-            if newest and any(s.alive for s in guardians(launcher, self._census.of(victim))):
+            if newest and any(s.alive for s in supervisors(launcher, self._census.of(victim))):
                 self._base = newest
         else:
             self.seen.births = newest - self._base
@@ -129,7 +129,7 @@ class Warden:
 
     def _strike(self, tables: dict[str, list[Seen]]) -> None:
         plan, seen, table = self._plan, self.seen, tables[self._plan.victim]
-        if not any(s.alive for each in tables.values() for s in guardians(plan.launcher, each)):
+        if not any(s.alive for each in tables.values() for s in supervisors(plan.launcher, each)):
             return
         seen.reported = (self._scene.out / "report.json").exists()
         if plan.strike in SIGNALS:
@@ -199,7 +199,7 @@ class Warden:
         """
         now = time.monotonic()
         for host, table in tables.items():
-            for top in guardians(self._plan.launcher, table):
+            for top in supervisors(self._plan.launcher, table):
                 started = self._first.setdefault((host, top.pid), now)
                 over = now - started - self._limit_s - GRACE_S - self.seen.lag_s
                 if self._plan.strike == "stop-go" and self.seen.struck:

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.gather.participant import Participant
 from nccl_doctor.gather.progress import Progress
+from nccl_doctor.gather.rank import Participant
 from nccl_doctor.gather.run import prepare
 from nccl_doctor.model.check import Check, Context, Skip, Untested
 from nccl_doctor.model.cluster import AFTER_LOSS, ALONE, Facts, OutcomeStatus

@@ -19,17 +19,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.gather import control_store, follow
-from nccl_doctor.gather.control_store import ControlStore
-from nccl_doctor.gather.deaths import seal_of
+from nccl_doctor.gather import follow, store
+from nccl_doctor.gather.context import Run
+from nccl_doctor.gather.ends import seal_of
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.follow import Follower
+from nccl_doctor.gather.messages import Order, Roster, is_paged, own_part, page_of, whole
 from nccl_doctor.gather.opening import MEETING, opened, prefix_of
-from nccl_doctor.gather.orders import Order, Roster
-from nccl_doctor.gather.partial_reports import PartialReports
-from nccl_doctor.gather.postings import is_paged, own_part, page_of, whole
 from nccl_doctor.gather.run import prepare
-from nccl_doctor.gather.run_state import Run
+from nccl_doctor.gather.store import ControlStore
+from nccl_doctor.gather.views import HostReports
 from nccl_doctor.gather.voice.letters import (
     answers_key,
     letter_of_answers,
@@ -60,7 +59,7 @@ class Letter(dict[str, Any]):
 
     def __init__(self, value: Mapping[str, Any]) -> None:
         super().__init__()
-        self.data = control_store.wrap("", value)
+        self.data = store.wrap("", value)
 
 
 class Once(dict[str, list[int]]):
@@ -93,7 +92,7 @@ class Player(Follower):
 
     def __init__(self, run: Run, box: ControlStore, token: str, cast: Cast, rank: int) -> None:
         evidence = EvidenceLog(run.launch, {}, {})
-        super().__init__(run, box, token, evidence, PartialReports(None, 0.0, None))
+        super().__init__(run, box, token, evidence, HostReports(None, 0.0, None))
         self._cast, self._rank = cast, rank
         self._groups = cast.groups
 
@@ -306,7 +305,7 @@ class Direct:
         try:
             return function()
         except (RuntimeError, OSError) as error:
-            raise control_store.StoreLost(str(error).partition("\n")[0]) from error
+            raise store.StoreLost(str(error).partition("\n")[0]) from error
 
     def end(self) -> None:
         """Nothing: there is no thread of its own."""
@@ -314,7 +313,7 @@ class Direct:
 
 def share_work() -> None:
     """Make letters before the start, and take apart once what all read."""
-    wrap, unwrap, read = control_store.wrap, control_store.unwrap, follow.order_from_json
+    wrap, unwrap, read = store.wrap, store.unwrap, follow.order_from_json
     seen: dict[bytes, Any] = {}
     orders: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
@@ -334,10 +333,10 @@ def share_work() -> None:
             orders[key] = (data, read(data))  # with the data, so that no other has its ids
         return orders[key][1]
 
-    control_store.wrap = wrapped
-    control_store.unwrap = unwrapped
+    store.wrap = wrapped
+    store.unwrap = unwrapped
     follow.order_from_json = order
-    control_store.Worker = Direct  # type: ignore[misc,assignment]
+    store.Worker = Direct  # type: ignore[misc,assignment]
 
 
 def main() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.cli.saving import read_report
-from nccl_doctor.gather.sign_in import SignIn
+from nccl_doctor.gather.messages import SignIn
 from nccl_doctor.model.cluster import ALONE, Facts, Outcome, facts_to_json
-from nccl_doctor.model.cluster_json import facts_from_json
-from nccl_doctor.model.json_node import Node
+from nccl_doctor.model.codec import Node
 from nccl_doctor.model.launch import Launch
+from nccl_doctor.model.report import facts_from_json
 from tests.lab.crowd import VALUE, VARIABLE, Plan, address_of, name_of
 
 _NAME, _ADDRESS = "@NAME@", "@ADDRESS@"

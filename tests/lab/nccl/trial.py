@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.toolkit.errands import send_foreign
+from nccl_doctor.system.helpers import send_foreign
 from nccl_doctor.toolkit.nccl.answer import ask_nccl
 from nccl_doctor.toolkit.nccl.survey import survey
 from nccl_doctor.toolkit.variables.table import table

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.gather import store_server
-from nccl_doctor.gather.control_store import PIECE_BYTES, ControlStore
+from nccl_doctor.gather import server
 from nccl_doctor.gather.envelope import OPEN, Seal
 from nccl_doctor.gather.opening import MEETING, opened, prefix_of
+from nccl_doctor.gather.store import PIECE_BYTES, ControlStore
 from tests.ranks.ranks import Ranks
 
 JOIN_S = 25.0
@@ -34,7 +34,7 @@ class Job:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.ranks = self.of()
-        self._door = store_server.serve(self.ranks.port)
+        self._door = server.serve(self.ranks.port)
         assert self._door.error is None
 
     def of(self, *keys: str, options: Sequence[str] = OPTIONS) -> Ranks:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from nccl_doctor import __version__
-from nccl_doctor.gather.control_store import PIECE_BYTES, ControlStore
 from nccl_doctor.gather.envelope import OPEN, PROTOCOL, Seal, wrap
+from nccl_doctor.gather.messages import SIGN_IN_MAX
 from nccl_doctor.gather.opening import OPENING
-from nccl_doctor.gather.sign_in import SIGN_IN_MAX
+from nccl_doctor.gather.store import PIECE_BYTES, ControlStore
 from tests.ranks.strangers.job import SIGN_IN
 
 MANY = 60

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from nccl_doctor.gather.envelope import Seal, wrap
+from nccl_doctor.gather.messages import Reason, Roster
 from nccl_doctor.gather.opening import MEETING, open_run, opened, prefix_of
-from nccl_doctor.gather.orders import Reason, Roster
 from tests.ranks.ranks import Ended, Ranks
 from tests.ranks.strangers.job import (
     AGENT,

@@ -1,0 +1,367 @@
+"""The verdict and what was found, what to fix first; the groups, and the pages of the codes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from nccl_doctor.model.check import Check
+from nccl_doctor.model.cluster import Host, Rank
+from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status
+from nccl_doctor.model.report import Report
+from nccl_doctor.model.sections import Setup
+from nccl_doctor.report.html.facts import Seen, in_order, item, number, outcomes_of, who
+from nccl_doctor.report.html.markup import Html, element, fold, table, together
+from nccl_doctor.report.manual import check_page, kind_page
+from nccl_doctor.report.story import (
+    Checks,
+    Places,
+    Steps,
+    by_kind,
+    checks_in_words,
+    sections_of,
+    some,
+)
+
+# A fix on the page: commands as code, below the hosts that they are for, and prose as prose.
+
+
+_ABOVE = "# "
+"""Begins the line above commands: on which hosts they are typed."""
+_CODE = re.compile(r"`([^`\n]+)`")
+
+
+def fix_of(text: str) -> Html:
+    """One fix: lines of a shell, which begin with a comment that names hosts, or words.
+
+    The script of the page puts a button beside the hosts, which copies the commands below.
+    """
+    if not text.startswith(_ABOVE):
+        return element("div", element("p", *_prose(text)), class_="fix")
+    return element("div", *_typed(text.splitlines()), class_="fix")
+
+
+def _typed(lines: list[str]) -> Iterator[Html]:
+    """Each line that names hosts, above the commands until the next one."""
+    heads = [i for i, line in enumerate(lines) if line.startswith(_ABOVE)]
+    for i, end in zip(heads, [*heads[1:], len(lines)], strict=True):
+        above = element("p", lines[i].removeprefix(_ABOVE), class_="on")
+        commands = "\n".join(lines[i + 1 : end])
+        if commands:
+            code = element("pre", element("code", commands))
+            yield element("div", above, code, class_="typed")
+        else:
+            yield above
+
+
+def _prose(text: str) -> Iterator[object]:
+    """Words, with code where backticks say so."""
+    for i, part in enumerate(_CODE.split(text)):
+        yield element("code", part) if i % 2 else part
+
+
+# Groups that were tried: a table for each check that forms any, good groups in one line.
+
+
+_MOST_GROUPS = 200
+_HEAD = ("round", "members", "hosts", "result", "took", "groups in it", "how it ended")
+
+Group = Sequence[Seen]
+
+
+def groups_section(report: Report) -> Html | None:
+    """The section of the page; None where no group was tried."""
+    parts = []
+    for check, rounds in outcomes_of(report).items():
+        groups = {name: members for name, seen in rounds.items() if (members := groups_of(seen))}
+        if not groups:
+            continue
+        rows = [row for name, each in groups.items() for row in _rows(name, each)]
+        bad = sum(_result(group) == "bad" for each in groups.values() for group in each)
+        count = sum(map(len, groups.values()))
+        title = f"{check}: {count} group{'' if count == 1 else 's'}, " + (
+            f"{bad} bad" if bad else "none bad"
+        )
+        more = len(rows) - _MOST_GROUPS
+        rest = element("p", f"and {more} more lines") if more > 0 else None
+        parts.append(fold(title, table(_HEAD, rows[:_MOST_GROUPS]), rest, is_open=bool(bad)))
+    return element("section", element("h2", "Groups"), *parts, id="groups") if parts else None
+
+
+def groups_of(seen: Sequence[Seen]) -> list[list[Seen]]:
+    """Groups of one round, in order of their lowest seat."""
+    found: dict[int, list[Seen]] = {}
+    for each in seen:
+        if each.rank is not None and each.group is not None and each.status != "skipped":
+            found.setdefault(each.group, []).append(each)
+    return [found[seat] for seat in sorted(found)]
+
+
+def _rows(name: str, groups: Sequence[Group]) -> list[tuple[str, ...]]:
+    """Bad groups one by one; others of one result and size together."""
+    shown = [_row(name, group) for group in groups if _result(group) == "bad"]
+    alike: dict[tuple[str, int], list[Group]] = {}
+    for group in groups:
+        if (result := _result(group)) != "bad":
+            alike.setdefault((result, len(group)), []).append(group)
+    for (_, size), same in sorted(alike.items()):
+        row = list(_row(name, [each for group in same for each in group]))
+        if len(same) > 1:
+            row[1] = f"{len(same)} groups of {size}: {row[1]}"
+        shown.append(tuple(row))
+    return shown
+
+
+def _row(name: str, group: Group) -> tuple[str, ...]:
+    hosts = list(dict.fromkeys(seen.host for seen in group))
+    crumbs = (crumb for seen in group for crumb in seen.outcome.breadcrumbs)
+    inner = list(dict.fromkeys(str(each["group"]) for each in crumbs if each.get("group")))
+    endings: dict[str, list[Seen]] = {}
+    for seen in group:
+        if not seen.is_good:
+            endings.setdefault(seen.in_words(), []).append(seen)
+    return (
+        name,
+        who(list(group)),
+        ", ".join(some(hosts)),
+        _result(group),
+        f"{max(seen.took_s for seen in group):.2f} s",
+        ", ".join(some([each for each in inner if each != name])) or "–",
+        "; ".join(some([f"{who(seen)}: {words}" for words, seen in endings.items()])) or "–",
+    )
+
+
+def _result(group: Group) -> str:
+    if any(seen.is_bad for seen in group):
+        return "bad"
+    return "good" if all(seen.is_good for seen in group) else "not tested"
+
+
+# The pages of what was found, as `nccl-doctor explain` prints them: cards lead to them.
+
+
+def anchor(code: str) -> str:
+    """Name of the page of a code, in this file."""
+    return f"about-{code}"
+
+
+def pages_section(report: Report, checks: Checks) -> Html | None:
+    """A fold for each code, the causes first, and then for each check that finds one of them."""
+    kinds = {found.code: found.kind for found in (*report.root_causes, *report.findings)}
+    if not kinds:
+        return None
+    parts, told = [], dict[str, Check]()
+    owners = _owners(checks())
+    for code, kind in kinds.items():
+        mine = {check.name: check for check in owners.get(code, ())}
+        told |= mine
+        page = element("pre", kind_page(kind, list(mine)))
+        parts.append(fold(element("b", code, id=anchor(code)), page))
+    parts += [fold(f"check {name}", element("pre", check_page(told[name]))) for name in told]
+    return element("section", element("h2", "What the codes mean"), *parts, id="pages")
+
+
+def _owners(checks: Iterable[Check]) -> dict[str, list[Check]]:
+    found: dict[str, list[Check]] = {}
+    for check in checks:
+        for kind in check.kinds:
+            found.setdefault(kind.code, []).append(check)
+    return found
+
+
+_MOST = 64
+"""Findings of one kind that are written out."""
+_FEW = 4
+"""Different values of one thing in the header."""
+_SETUP = {
+    "torch": "torch",
+    "cuda": "CUDA",
+    "rocm": "ROCm",
+    "nccl": "NCCL",
+    "driver": "driver",
+    "python": "Python",
+    "gpus": "GPUs per host",
+}
+"""Names of `Setup`s, and their words in the header."""
+_MARKS = {"pass": "✓", "fail": "✗", "warn": "!", "unknown": "?"}
+
+
+def header(report: Report, checks: Checks) -> Html:
+    """Header of the page: the verdict and the run, with the versions and GPUs of its hosts."""
+    mark = _MARKS.get(report.verdict, "?")
+    badge = element("b", f"{mark} {report.verdict.upper()}", class_=f"badge {report.verdict}")
+    run, tool = report.run, report.tool
+    shown = [
+        ("run", run.id),
+        ("started", run.started),
+        ("took", None if run.duration_s is None else f"{number(run.duration_s):.1f} s"),
+        ("launcher", run.launcher),
+        ("backend", report.cluster.backend),
+        ("level", report.cluster.level.value),
+        ("ranks", _of(report.cluster.ranks)),
+        ("hosts", _of(report.cluster.hosts)),
+        ("exit code", report.exit_code),
+        ("by", " ".join(str(each) for each in (tool.get("name"), tool.get("version")) if each)),
+        ("names", "redacted: stable pseudonyms" if report.redacted else None),
+    ]
+    return element(
+        "header",
+        element("h1", "nccl-doctor"),
+        element("p", badge, " ", report.summary, class_="verdict"),
+        element("p", *_named(shown), class_="run"),
+        element("p", *_named(_setup(report, checks)), class_="run"),
+    )
+
+
+def _named(shown: Iterable[tuple[str, object]]) -> list[Html]:
+    return [
+        element("span", f"{name} ", element("b", value))
+        for name, value in shown
+        if value not in (None, "")
+    ]
+
+
+def _setup(report: Report, checks: Checks) -> Iterator[tuple[str, str]]:
+    """Versions and GPUs; where hosts differ, each value with its number of hosts."""
+    hosts: dict[str, dict[str, set[int]]] = {}
+    for each in sections_of(report, checks):
+        if isinstance(each, Setup) and each.name in _SETUP and isinstance(each.value, str):
+            hosts.setdefault(each.name, {}).setdefault(each.value, set()).add(each.host)
+    for name, words in _SETUP.items():
+        values = hosts.get(name, {})
+        shown = [
+            f"{value} ({len(where)} host{'s' if len(where) > 1 else ''})"
+            for value, where in values.items()
+        ]
+        yield words, ", ".join(shown[:_FEW] if len(values) > 1 else values)
+
+
+def sections(report: Report) -> Iterator[Html]:
+    """Sections of the page: what to fix; symptoms, warnings, gaps and notes."""
+    places, steps = Places(report), Steps(report)
+    if report.root_causes:
+        cards = [_card(places, steps, group) for group in by_kind(report.root_causes)]
+        yield element("section", element("h2", "What to fix"), *cards, id="causes")
+    loud = [found for found in report.findings if found.level is not Severity.INFO]
+    notes = [found for found in report.findings if found.level is Severity.INFO]
+    explained = [found for found in loud if found.explained_by]
+    title = "Explained by the above, gone when it is fixed"
+    yield from _folded(places, steps, title, "explained", explained)
+    causes = {(finding.code, finding.level) for finding in report.root_causes}
+    rest = [f for f in loud if not f.explained_by and (f.code, f.level) not in causes]
+    yield from _folded(places, steps, "Warnings", "warnings", rest, is_open=True)
+    yield from _gaps(report)
+    yield from _folded(places, steps, "Worth knowing", "notes", notes)
+
+
+def checks(report: Report) -> Html | None:
+    """The table of checks, folded."""
+    if not report.checks:
+        return None
+    counts = Counter(check.status.value for check in report.checks)
+    numbers = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    skipped = [check for check in report.checks if check.status is Status.SKIPPED]
+    tried = [check for check in report.checks if check.status is not Status.SKIPPED]
+    left = fold(f"{len(skipped)} skipped", _table(skipped)) if skipped else None
+    return element(
+        "section",
+        element("h2", "Checks"),
+        fold(f"{len(report.checks)} checks: {numbers}", _table(tried) if tried else None, left),
+        id="checks",
+    )
+
+
+def _table(found: Sequence[CheckResult]) -> Html:
+    rows = [
+        (
+            element("span", check.status.value, class_=f"status {check.status.value}"),
+            check.name,
+            check.layer.value,
+            f"{len(check.tested)} {check.scope.value}{'' if len(check.tested) == 1 else 's'}",
+            f"{check.duration_s:.1f} s",
+            check.reason,
+        )
+        for check in found
+    ]
+    return table(("status", "check", "layer", "tested", "took", "reason"), rows)
+
+
+def _card(places: Places, steps: Steps, group: Sequence[Finding]) -> Html:
+    kind, level = group[0].kind, group[0].level.value
+    title = element(
+        "h3",
+        element("span", _MARKS.get(level, "·"), class_=f"mark {level}"),
+        f" {kind.title} ",
+        element("a", element("code", kind.code), href=f"#{anchor(kind.code)}"),
+    )
+    parts = [_entry(places, finding) for finding in group[:_MOST]]
+    if len(group) > _MOST:
+        left = len(group) - _MOST
+        parts.append(element("p", f"and {left} more like this (all of them in the JSON report)"))
+    why = element("p", element("b", "why "), kind.why) if kind.why else None
+    fix = [fix_of(block.text) for block in steps.blocks(group, _MOST)]
+    fix = [element("p", element("b", "fix")), *fix] if fix else []
+    return element("article", title, *parts, why, *fix, class_=level)
+
+
+def _entry(places: Places, finding: Finding) -> Html:
+    where = places.say(finding.where)
+    doubt = "" if finding.confidence.value == "certain" else f" ({finding.confidence.value})"
+    return element(
+        "div",
+        element("p", element("b", "where "), where) if where else None,
+        element("p", element("b", "seen "), finding.message + doubt),
+        _evidence(finding),
+        class_="finding",
+    )
+
+
+def _evidence(finding: Finding) -> Html | None:
+    if not finding.evidence:
+        return None
+    items = [together(*item(name, value)) for name, value in in_order(finding.evidence)]
+    return fold("evidence", element("dl", *items))
+
+
+def _folded(
+    places: Places,
+    steps: Steps,
+    title: str,
+    name: str,
+    findings: Iterable[Finding],
+    *,
+    is_open: bool = False,
+) -> Iterator[Html]:
+    groups = by_kind(findings)
+    if not groups:
+        return
+    parts = []
+    for group in groups:
+        causes = sorted({str(found.explained_by) for found in group if found.explained_by})
+        reason = f", explained by {', '.join(causes)}" if causes else ""
+        place = places.say(group[0].where) if len(group) == 1 else f"{len(group)} places"
+        words = group[0].kind.title + (f" ({place})" if place else "") + reason
+        parts.append(fold(words, _card(places, steps, group)))
+    yield element("section", fold(element("h2", title), *parts, is_open=is_open), id=name)
+
+
+def _gaps(report: Report) -> Iterator[Html]:
+    if gaps := report.gaps():
+        items = [
+            element(
+                "li",
+                element("span", status.value, class_=f"status {status.value}"),
+                " ",
+                element("b", checks_in_words(names)),
+                f": {reason}",
+            )
+            for (status, reason), names in gaps.items()
+        ]
+        title = element("h2", "Not known to be good")
+        yield element("section", title, element("ul", *items), id="gaps")
+
+
+def _of(items: Sequence[Host | Rank]) -> str:
+    here = sum(item.reported for item in items)
+    return str(here) if here == len(items) else f"{here} of {len(items)}"

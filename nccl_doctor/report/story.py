@@ -1,0 +1,496 @@
+"""Places, fixes, the summary of a healthy run and sections of checks, for every format."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from itertools import groupby
+
+from nccl_doctor.model.check import Check
+from nccl_doctor.model.cluster import Cluster, Host
+from nccl_doctor.model.commands import Command
+from nccl_doctor.model.findings import Figure, Finding, Where, numbered
+from nccl_doctor.model.fixes import Fix, Step, StepHosts
+from nccl_doctor.model.report import Report
+from nccl_doctor.model.sections import HostLink, Section, Setup
+from nccl_doctor.system.terminal import lines, safe
+from nccl_doctor.toolkit.hosts import is_namesake
+from nccl_doctor.toolkit.slurm import host_ranges
+
+_MOST_NAMES = 8
+"""Checks whose names are written out; a host that is absent blocks most of them."""
+_FEW_HOSTS = 3
+MOST_RANGES = 8
+"""Ranges of numbers, or of hosts, that are written out."""
+MOST_PLACES = 6
+"""Messages of one kind that are written out; a report of ten thousand ranks stays readable."""
+
+
+def full_names(cluster: Cluster) -> dict[str, str]:
+    """Names of hosts that do not say which host it is → the name, with node rank and address.
+
+    Several hosts may have one name; or one that is not node 0 has that of MASTER_ADDR.
+    """
+    named: dict[str, list[Host]] = defaultdict(list)
+    for host in cluster.hosts:
+        if host.name:
+            named[host.name].append(host)
+    twins = {rank.host.id for rank in cluster.ranks if is_namesake(rank)}
+    return {
+        name: f"{name} ({'; '.join(map(_which, hosts))})"
+        for name, hosts in named.items()
+        if len({host.node_rank for host in hosts}) > 1 or any(host.id in twins for host in hosts)
+    }
+
+
+def _which(host: Host) -> str:
+    return ", ".join([f"node {host.node_rank}", *host.addresses[:1]])
+
+
+class Places:
+    """Places of a report's findings in words: `ranks 8–15 on node3`, `nd1 → nd0`."""
+
+    def __init__(self, report: Report, *, ranges: bool = False) -> None:
+        """`ranges`: many hosts are written as `gpu[001-064]`."""
+        self._ranges = ranges
+        self._host_of: dict[int, set[str]] = defaultdict(set)
+        self._nodes: dict[str, set[int]] = defaultdict(set)
+        self._full = full_names(report.cluster)
+        for rank in report.cluster.ranks:
+            if rank.rank is not None and rank.host.name:
+                self._host_of[rank.rank].add(rank.host.name)
+        for host in report.cluster.hosts:
+            if host.name and host.node_rank is not None:
+                self._nodes[host.name].add(host.node_rank)
+
+    def say(self, where: Where) -> str:
+        """One place, as short as it can be said."""
+        parts = []
+        left = set(where.hosts)
+        by_hosts: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for number in where.ranks:
+            on = self._host_of.get(number, set())
+            here = tuple(sorted(on & left) or sorted(on))
+            by_hosts[here].append(number)
+        named = {name for hosts in by_hosts for name in hosts}
+        if len(named) > MOST_PLACES:
+            parts.append(f"{numbered('rank', where.ranks, MOST_RANGES)} on {len(named)} hosts")
+        else:
+            for hosts, numbers in by_hosts.items():
+                on_hosts = f" on {', '.join(self._hosts(hosts))}" if hosts else ""
+                parts.append(numbered("rank", numbers) + on_hosts)
+        parts += self._hosts(sorted(left - named))
+        parts += some(_arrows(where.links))
+        known = {node for name in where.hosts for node in self._nodes.get(name, ())}
+        nodes = [node for node in where.nodes if node not in known]
+        if nodes:
+            parts.append(numbered("node", nodes, MOST_RANGES))
+        parts += some(where.devices)
+        text = ", ".join(parts)
+        if where.interfaces:
+            interfaces = ", ".join(some(where.interfaces))
+            text = f"{interfaces} on {text}" if text else interfaces
+        return text
+
+    def _hosts(self, names: Sequence[str]) -> list[str]:
+        if self._ranges and len(names) > _FEW_HOSTS and not self._full.keys() & set(names):
+            return [shortened(names, host_ranges)]
+        return some([self._full.get(name, name) for name in names])
+
+
+def _arrows(links: Sequence[tuple[str, str]]) -> list[str]:
+    there = set(links)
+    both = {(start, end) for start, end in there if (end, start) in there and start != end}
+    return [
+        f"{start} {'↔' if (start, end) in both else '→'} {end}"
+        for start, end in links
+        if (start, end) not in both or start < end
+    ]
+
+
+def checks_in_words(names: Sequence[str]) -> str:
+    """Names of a few checks, and only the number of many: `-v` and the JSON report list them."""
+    return f"{len(names)} other checks" if len(names) > _MOST_NAMES else ", ".join(names)
+
+
+def shortened(names: Sequence[str], say: Callable[[Sequence[str]], str]) -> str:
+    """Many hosts in few ranges: as many of them as that takes, and how many more there are.
+
+    Args:
+        names: in their order.
+        say: gives the ranges of names, with commas between them.
+    """
+
+    def fits(count: int) -> bool:
+        return say(names[:count]).count(",") < MOST_RANGES
+
+    if fits(len(names)):
+        return say(names)
+    shown = bisect_left(range(len(names)), True, key=lambda count: not fits(count)) - 1
+    return f"{say(names[:shown])} and {len(names) - shown} more"
+
+
+def some(items: Sequence[str]) -> list[str]:
+    """The first few, and how many more there are."""
+    more = len(items) - MOST_PLACES
+    return [*items[:MOST_PLACES], *([f"and {more} more"] if more > 0 else [])]
+
+
+def by_kind(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """Findings of one code, title and severity together, in the order in which they came."""
+    groups: dict[tuple[str, str, str], list[Finding]] = defaultdict(list)
+    for finding in findings:
+        groups[finding.code, finding.kind.title, finding.level.value].append(finding)
+    return list(groups.values())
+
+
+# Fixes for people: which commands to type, and on which hosts. Pure.
+#
+# A command is never wrapped and never shares its line. What stands beside it is a comment of a
+# shell.
+
+
+_FEW = 4
+"""Hosts that are written out one by one."""
+_MOST_LINES = 24
+"""Lines of one way to fix something."""
+_NUMBERED = re.compile(r"(.*?)(\d+)")
+_IN_SHELL = ("export ", "unset ", "ulimit ")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One way to fix something: words for a paragraph, or lines of a shell."""
+
+    prose: str = ""
+    lines: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The block as it is, without line breaks that it has not got."""
+        return "\n".join(self.lines) or safe(self.prose)
+
+
+class Steps:
+    """Fixes of a report's findings."""
+
+    def __init__(self, report: Report) -> None:
+        self._hosts = StepHosts(report.cluster)
+        self._full = full_names(report.cluster)
+
+    def blocks(self, findings: Sequence[Finding], most: int) -> list[Block]:
+        """The fixes of findings of one kind: those of the first `most`, each once.
+
+        Steps that several findings share are typed on the hosts of all of them.
+        """
+        shared: dict[tuple[object, ...], list[tuple[Fix, Where]]] = {}
+        for i, finding in enumerate(findings):
+            fix = finding.fix or finding.kind.fix
+            fix = fix if isinstance(fix, Fix) else Fix(text=fix)
+            if fix and (_commands(fix) in shared or i < most):
+                shared.setdefault(_commands(fix), []).append((fix, finding.where))
+        return [block for fixes in shared.values() for block in self._of(fixes)]
+
+    def of_host(self, fix: Fix, where: Where, host: str) -> list[Step]:
+        """Steps of a fix that are typed on one host."""
+        return [step for step in fix.steps if self._hosts.has(step, where, host)]
+
+    def hosts_of(self, step: Step, where: Where) -> tuple[str, ...]:
+        """Hosts on which a step of a finding at that place is typed."""
+        return self._hosts.of(step, where)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Labels of all hosts."""
+        return self._hosts.every
+
+    def on(self, names: Sequence[str]) -> str:
+        """Hosts in words: `on ux2`, `on every host but ux0`."""
+        given = set(names)
+        if len(self._hosts.every) - len(given) >= _FEW:
+            return f"on {self._named(names)}"
+        left = [name for name in self._hosts.every if name not in given]
+        if len(names) > 1 and not left:
+            return "on every host"
+        if 0 < len(left) < min(_FEW, len(names)) and len(names) > _FEW:
+            return f"on every host but {', '.join(map(safe, left))}"
+        return f"on {self._named(names)}"
+
+    def _named(self, names: Sequence[str]) -> str:
+        return shortened([self._full.get(name, name) for name in names], ranges_to_type)
+
+    def _of(self, fixes: Sequence[tuple[Fix, Where]]) -> Iterator[Block]:
+        """One block for a way, of fixes with the same commands."""
+        first = fixes[0][0]
+        if first.steps:
+            yield Block(lines=_some_lines(self._lines(fixes, "")))
+        else:
+            yield Block(prose=str(first))
+        for i, other in enumerate(first.alternatives):
+            same = [(fix.alternatives[i], where) for fix, where in fixes]
+            if other.steps:
+                yield Block(lines=_some_lines(self._lines(same, "or ")))
+            else:
+                yield Block(prose=f"or: {other}")
+
+    def _lines(self, fixes: Sequence[tuple[Fix, Where]], before: str) -> Iterator[str]:
+        head = ""
+        for alike in self._typed_alike(fixes[0][0].steps):
+            step = fixes[0][0].steps[alike[0]]
+            names = dict.fromkeys(
+                name
+                for fix, where in fixes
+                for i in alike
+                for name in self._hosts.of(fix.steps[i], where)
+            )
+            above = f"# {before}{self.on(tuple(names))}{_more(step)}"
+            if above != head:
+                yield above
+            head = above
+            yield typed(step.command)
+
+    @staticmethod
+    def _typed_alike(steps: Sequence[Step]) -> list[list[int]]:
+        """Indices of steps; together those that differ in their hosts and their undo only."""
+        runs = groupby(range(len(steps)), lambda i: replace(steps[i], on=(), undo=Command()))
+        return [list(run) for _, run in runs]
+
+
+def _some_lines(lines: Iterable[str]) -> tuple[str, ...]:
+    """All lines of a fix; of one with a command for each of many hosts, the first of them."""
+    every = list(lines)
+    if len(every) <= _MOST_LINES:
+        return tuple(every)
+    shown = every[:_MOST_LINES]
+    while shown[-1].startswith("# "):  # what stands above a command that is left out
+        shown.pop()
+    left = sum(not line.startswith("# ") for line in every[len(shown) :])
+    return (*shown, f"# and {left} more commands: nccl-doctor report fixes prints them")
+
+
+def _commands(fix: Fix) -> tuple[object, ...]:
+    """The commands without their hosts: equal for fixes that are said together."""
+    steps = tuple(replace(step, on=()) for step in fix.steps)
+    return (steps or str(fix), *map(_commands, fix.alternatives))
+
+
+def _more(step: Step) -> str:
+    note = safe(step.note)
+    return f"{'' if lasts(step) else ', until it restarts'}{f': {note}' if note else ''}"
+
+
+def is_for_shell(step: Step) -> bool:
+    """Whether a command is for the shell that starts the job, and for nothing else."""
+    return step.command.startswith(_IN_SHELL)
+
+
+def lasts(step: Step) -> bool:
+    """Whether what a command does outlives the next start of the host, if it does anything."""
+    return step.persists or step.shows or is_for_shell(step) or step.command.startswith("#")
+
+
+def typed(command: str) -> str:
+    """A command as a line; one that is more than a line of plain text becomes a comment."""
+    same = lines(command) == command and len(command.splitlines()) == 1
+    return command if same else f"# {safe(command)}"
+
+
+def ranges_to_type(names: Iterable[str]) -> str:
+    """Names of hosts as people write them: a few one by one, many as `gpu[001-064]`."""
+    given = list(dict.fromkeys(names))
+    if len(given) <= _FEW:
+        return ", ".join(map(safe, given))
+    numbers: dict[tuple[str, int], list[int]] = {}
+    parts: dict[str, None] = {}
+    for name in map(safe, given):
+        found = _NUMBERED.fullmatch(name)
+        if found is None:
+            parts[name] = None
+        else:
+            numbers.setdefault((found[1], len(found[2])), []).append(int(found[2]))
+    for (stem, width), each in numbers.items():
+        spans = _spans(sorted(each))
+        said = ",".join(f"{a:0{width}}" + (f"-{b:0{width}}" if b > a else "") for a, b in spans)
+        parts[f"{stem}[{said}]" if len(each) > 1 else stem + said] = None
+    return ", ".join(parts)
+
+
+def _spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    spans: list[tuple[int, int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], number)
+        else:
+            spans.append((number, number))
+    return spans
+
+
+# Sections that the installed checks show of a report, beside its findings.
+#
+# A renderer that wants it is given a function that finds the checks, as `registry.installed`: the
+# renderer itself stays a pure function of the report and of their rules, and of a renderer that
+# needs no check none is imported.
+
+
+Checks = Callable[[], Iterable[Check]]
+"""Finds the checks that are asked."""
+
+
+def no_checks() -> tuple[Check, ...]:
+    """No checks: then only the findings are shown."""
+    return ()
+
+
+def sections_of(report: Report, checks: Checks) -> list[Section]:
+    """Sections that each check shows of this report's facts.
+
+    A check that breaks, as on the facts of another version, loses nothing that it showed before,
+    and costs the others nothing.
+    """
+    found: list[Section] = []
+    for check in checks():
+        with suppress(Exception):  # of a plug-in, or on the facts of another version
+            for section in check.sections(report.cluster):
+                found.append(section)
+    return found
+
+
+# The card of a run without a failure: what was measured, one line for each area. Pure.
+#
+# It is made of what the checks show of a report (`Check.sections`, `Check.figures`): no check is
+# known by name here.
+
+
+MOST_RANKS = 16_384
+"""Ranks up to which a card is made: for more, the checks would be asked for too long."""
+_SOFTWARE = ("torch", "cuda", "rocm", "nccl", "nccl loaded", "driver", "python", "deepspeed")
+_MOST_WORDS = 3
+_GBIT = 8e-9
+
+
+def healthy_summary(report: Report, checks: Checks) -> list[tuple[str, str]]:
+    """Areas of the card, each with what was seen there; what is not known is left out."""
+    if len(report.cluster.ranks) > MOST_RANKS:
+        return []
+    sections = sections_of(report, checks)
+    setups: dict[str, list[Setup]] = defaultdict(list)
+    for each in sections:
+        if isinstance(each, Setup):
+            setups[each.name].append(each)
+    areas = (
+        ("software", _software(setups)),
+        ("GPUs", _texts(each for each in setups["gpus"] if each.value != "none")),
+        ("network", [*_interfaces(setups["interface"], report.cluster.backend), *_pairs(sections)]),
+        ("results", _texts(setups["results"])),
+        ("speed", _texts(setups["speed"])),
+    )
+    return [(area, " · ".join(words)) for area, words in areas if words]
+
+
+def values(report: Report, checks: Checks) -> list[tuple[str, str]]:
+    """Name and value of all that the checks measured or list; of many places, the range."""
+    found: dict[tuple[str, str, str], list[Figure]] = defaultdict(list)
+    if len(report.cluster.ranks) > MOST_RANKS:
+        return []
+    for check in checks():
+        with suppress(Exception):  # of a plug-in, or on the facts of another version
+            for figure in check.figures(report.cluster):
+                if figure.value is not None:
+                    found[check.name, figure.name, figure.unit].append(figure)
+    return [(name, _value(figures, unit)) for (_, name, unit), figures in found.items()]
+
+
+def _value(figures: Sequence[Figure], unit: str) -> str:
+    numbers = [f.value for f in figures if isinstance(f.value, (int, float))]
+    if len(numbers) == len(figures):
+        text = _range(numbers, lambda number: f"{number:.4g}")
+        many = f" ({len(figures)} places)" if len(figures) > 1 else ""
+        return f"{text} {unit}".rstrip() + many
+    return _some(str(figure.value) for figure in figures)
+
+
+def _software(setups: dict[str, list[Setup]]) -> Iterator[str]:
+    """Versions; of the NCCL that is built in, only if no other one is known to be loaded."""
+    for name in _SOFTWARE:
+        said = setups.get(name)
+        if said and not (name == "nccl" and setups.get("nccl loaded")):
+            yield f"{'nccl' if name == 'nccl loaded' else name} {_some(_words(said))}"
+
+
+def _texts(said: Iterable[Setup]) -> list[str]:
+    words = list(_words(said))
+    return [_some(words)] if words else []
+
+
+def _words(said: Iterable[Setup]) -> Iterator[str]:
+    return (each.value for each in said if isinstance(each.value, str))
+
+
+def _interfaces(said: Sequence[Setup], backend: str) -> Iterator[str]:
+    """Names and MTUs of the interfaces that the backend of the job uses."""
+    tables = [each.value for each in said if not isinstance(each.value, str)]
+    used = [one for one in tables if any(str(r).startswith(backend) for r in one.get("roles", ()))]
+    names = [f"{one.get('interface')} MTU {one.get('mtu')}" for one in used]
+    if names:
+        yield _some(names)
+
+
+def _pairs(sections: Iterable[Section]) -> Iterator[str]:
+    """Round trips and bandwidths between hosts, the best of each link."""
+    times: dict[tuple[int, int], float] = {}
+    rates: dict[tuple[int, int], float] = {}
+    for each in sections:
+        if isinstance(each, HostLink):
+            key = (each.start, each.end)
+            if each.rtt_us is not None:
+                times[key] = min(each.rtt_us, times.get(key, each.rtt_us))
+            if each.rate is not None:
+                rates[key] = max(each.rate, rates.get(key, 0.0))
+    if times:
+        yield f"round trip {_range(times.values(), lambda us: f'{us:.0f}')} µs"
+    if rates:
+        text = _range(rates.values(), lambda rate: f"{rate * _GBIT:.3g}")
+        yield f"{text} Gbit/s over {len(rates)} link{'s' if len(rates) > 1 else ''}"
+
+
+def _range(numbers: Iterable[float], say: Callable[[float], str]) -> str:
+    ordered = sorted(numbers)
+    low, high = say(ordered[0]), say(ordered[-1])
+    return low if low == high else f"{low}–{high}"
+
+
+def _some(texts: Iterable[str]) -> str:
+    """The texts, each once, the most frequent first; of many, the number of the others."""
+    ordered = [text for text, _ in Counter(texts).most_common()]
+    more = len(ordered) - _MOST_WORDS
+    return ", ".join(ordered[:_MOST_WORDS]) + (f" and {more} more" if more > 0 else "")
+
+
+# The same fix for each tool: texts in `recipes/`, which `explain` prints with a code.
+#
+# The first line of a text says which codes it is for; what follows is Markdown, commands
+# indented.
+
+
+_CODES = "codes:"
+
+
+def recipe_for(code: str) -> str:
+    """Text of the recipe for a code; empty where there is none."""
+    return next((text for codes, text in recipes() if code in codes), "")
+
+
+def recipes() -> list[tuple[tuple[str, ...], str]]:
+    """Every recipe: the codes that it is for, and its text."""
+    found = []
+    folder = files(__package__).joinpath("recipes")
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".md"):
+            first, _, text = file.read_text(encoding="utf-8").partition("\n")
+            found.append((tuple(first.removeprefix(_CODES).split()), text.strip()))
+    return found

@@ -1,0 +1,1 @@
+"""Processes, deadlines, files, limits, secrets and terminals: what the program itself stands on."""
