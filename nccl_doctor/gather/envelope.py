@@ -7,9 +7,6 @@ over the run, the key of the store and the message: then nobody else can write, 
 repeat one. Of what is not sealed nothing is unpacked or parsed, but a claim of 4 KB at most, which
 names who wrote it. Without a secret, whoever reaches the port of the store can write every message:
 then a budget bounds what all messages together may take.
-
-Both ends know the words that most messages hold (`familiar.json`): these need no bytes on the way,
-so that what one participant says fits into one or two small packets.
 """
 
 from __future__ import annotations
@@ -20,12 +17,11 @@ import json
 import re
 import zlib
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 from nccl_doctor import __version__
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raise it with every change of a message that an older version cannot read, or reads wrongly."""
 LARGEST = 32 << 20
 """Largest message, in bytes of JSON: the list of all participants may be long."""
@@ -33,13 +29,6 @@ CLAIM_MAX = 4096
 """Most bytes of JSON that are read of a message that is not believed: to name who wrote it."""
 DEEPEST = 40
 """Most lists and objects within each other."""
-
-FAMILIAR = files("nccl_doctor.gather").joinpath("familiar.json").read_bytes()
-"""Words of most messages, for zlib, which looks back to them. They are part of the protocol; read
-now, as later there may be no file to be had."""
-_PACKER = zlib.compressobj(6, zdict=FAMILIAR)
-"""Copied for each message, as to learn these words anew takes longer than to pack most of them. At
-level 9 a message is a tenth smaller, and takes four times as long."""
 _MAGIC = b"nccl-doctor "
 _HEADER = re.compile(
     rb'nccl-doctor \{"protocol": (\d{1,9}), "version": "([ !#-\[\]-~]{1,64})"'
@@ -124,8 +113,7 @@ def wrap(key: str, value: Any, seal: Seal = OPEN, largest: int = LARGEST) -> byt
     text = json.dumps(value).encode()
     if len(text) > largest:
         raise ValueError(f"{key}: {len(text)} bytes is more than {largest}")
-    packer = _PACKER.copy()
-    payload = packer.compress(text) + packer.flush()
+    payload = zlib.compress(text)
     header: dict[str, Any] = {"protocol": PROTOCOL, "version": __version__}
     if (mac := seal.mac(key, __version__, payload)) is not None:
         header["mac"] = mac
@@ -190,7 +178,7 @@ def _claim(payload: bytes, largest: int, budget: Budget | None = None) -> Any:
 
 def _content(payload: bytes, largest: int, budget: Budget | None = None) -> Any:
     most = largest if budget is None else budget.largest(largest)
-    unpacker = zlib.decompressobj(zdict=FAMILIAR)  # not used for what was made without
+    unpacker = zlib.decompressobj()
     try:
         text = unpacker.decompress(payload, most)
     except zlib.error as error:
