@@ -19,7 +19,7 @@ def baseline_option(function: F) -> F:
         "--baseline",
         metavar="FILE|DIR",
         help="Earlier reports of the same hosts to compare with: a file, or a folder of *.json "
-        "files. Speeds are judged with five or more.",
+        "or *.json.gz files. Speeds are judged with five or more.",
     )(function)
 
 

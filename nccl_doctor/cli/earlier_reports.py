@@ -20,14 +20,15 @@ NEWEST = 50
 """Most files of a folder that are read, the last changed first."""
 BUDGET_S = 10.0
 """Time limit for reading a folder, newest first: the run is waiting."""
-LARGEST = 256 << 20
-"""Largest file, in bytes; a report of a thousand ranks has some tens of millions."""
+LARGEST = 512 << 20
+"""Largest report, in bytes, unpacked; one of a thousand ranks has 20 million."""
 
 _DEVICE = "device"
 
 
 def read_past(path: str, checks: Sequence[Check]) -> Past:
-    """Reports of one file, or of a folder: its `*.json` files; others there are not looked at.
+    """Reports of one file, or of a folder: its `*.json` and `*.json.gz` files; others there are not
+    looked at.
 
     Of a folder what is no report is counted, with the reason.
 
@@ -65,7 +66,7 @@ def read_past(path: str, checks: Sequence[Check]) -> Past:
 
 
 def _earlier(file: Path, checks: Sequence[Check]) -> Earlier:
-    data = files.read(file, LARGEST)
+    data = files.read_unpacked(file, LARGEST)
     try:
         return Earlier.of(str(file), Report.from_json(json.loads(data)), checks)
     except RecursionError as error:
@@ -84,6 +85,6 @@ def _newest_first(place: Path) -> bytes:
     for file in place.iterdir():
         with contextlib.suppress(OSError):  # gone meanwhile
             status = file.stat()
-            if file.suffix == ".json" and stat.S_ISREG(status.st_mode):
+            if file.name.endswith((".json", f".json{files.GZIP}")) and stat.S_ISREG(status.st_mode):
                 found.append((status.st_mtime, file.name, status.st_size))
     return json.dumps([(name, size) for _, name, size in sorted(found, reverse=True)]).encode()

@@ -34,7 +34,7 @@ _GROUPS = (
     ("Time limits", "timeout join_timeout collective_timeout"),
     (
         "Reports (PATH - writes to stdout, in place of the text)",
-        "format_ expand html json junit markdown prometheus termination github output_dir",
+        "format_ html json junit markdown prometheus termination github output_dir",
     ),
     ("The archive", "output logs no_tools"),
     ("Verdict", "exit_profile baseline strict"),

@@ -72,10 +72,7 @@ def report(ctx: click.Context, /) -> None:
             "As Markdown, with pseudonyms",
             "nccl-doctor report show --redact --format markdown report.json",
         ),
-        (
-            "As JSON, with the facts of every rank in full",
-            "nccl-doctor report show --format json --expand report.json",
-        ),
+        ("As JSON, on stdout", "nccl-doctor report show --format json report.json.gz"),
     ),
 )
 @click.argument("file")
@@ -88,11 +85,6 @@ def report(ctx: click.Context, /) -> None:
     help="Format of what is printed to stdout.",
 )
 @asked_output_options
-@click.option(
-    "--expand",
-    is_flag=True,
-    help="In JSON: the facts of every host and rank in full, also those that many share.",
-)
 @click.option(
     "--exit-profile",
     type=click.Choice(PROFILES),
@@ -115,9 +107,6 @@ def show(
     if format_ != "text":
         given[format_] = _only(f"--format {format_}", f"--{format_}", given[format_])
     outputs, redaction = outputs_of(given), redaction_of(given)
-    expand = bool(given["expand"])
-    if expand and "json" not in outputs:
-        raise click.UsageError("--expand is for JSON: add --format json or --json PATH")
     profile = check_profile(exit_profile, outputs)
     try:
         saved = read_to_print(file)
@@ -127,7 +116,6 @@ def show(
         complain(f"error: {error.format_message()}")  # 0 would say that the node is in order
         raise click.exceptions.Exit(2) from error
     options = Options(
-        expand=expand,
         exit_profile=profile,
         github=bool(given["github"]),
         quiet=quiet,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 _WORDS = {
     "html": "one page for a browser",
-    "json": "JSON, with all facts",
+    "json": "JSON, with all facts; compressed, if PATH ends in .gz",
     "junit": "JUnit XML, for CI servers",
     "markdown": "Markdown",
     "prometheus": "metrics, for node_exporter",
@@ -76,6 +76,8 @@ def _report_in(file: str) -> Report:
         data = _read(file)
     except OSError as error:
         raise click.UsageError(f"cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise click.UsageError(f"{file} is not JSON: {error}") from error
     try:
         return Report.from_json(json.loads(data))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -111,11 +113,11 @@ def read_to_judge(file: str) -> Report:
 
 def _read(file: str) -> bytes:
     if file != "-":
-        return files.read(file, LARGEST)
+        return files.read_unpacked(file, LARGEST)
     data = sys.stdin.buffer.read(LARGEST + 1)
     if len(data) > LARGEST:
         raise files.too_long(LARGEST)
-    return data
+    return files.unpacked(data, LARGEST)
 
 
 def output_options(function: F) -> F:

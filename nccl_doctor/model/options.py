@@ -26,9 +26,8 @@ class Options:
     rank 0 may put the end of the run off, by `MOST_MORE_S` at most. `absent_nodes` are node ranks
     that are known not to come: the sign-in does not wait for them. `baseline` is where earlier
     reports are. With `redact`, the report gets pseudonyms as it is written, made with the key in
-    the file `redact_key`, if there is one. `expand` is of `report show` alone: hosts and ranks in
-    full. In a job of at least `voices_from` ranks, those of a host speak with one voice
-    (`gather.voice`).
+    the file `redact_key`, if there is one. In a job of at least `voices_from` ranks, those of a
+    host speak with one voice (`gather.voice`).
     """
 
     backend: str = "auto"
@@ -53,15 +52,12 @@ class Options:
     config: str = ""
     absent_nodes: tuple[int, ...] = ()
     exit_profile: str = "native"
-    expand: bool = False
     voices_from: int = 128
     job: Job = field(default_factory=Job)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, without what is no option of a run."""
-        data = {**asdict(self), "level": self.level.value, "job": self.job.to_json()}
-        del data["expand"]
-        return data
+        """Plain data."""
+        return {**asdict(self), "level": self.level.value, "job": self.job.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Options:

@@ -35,10 +35,10 @@ from nccl_doctor.model.findings import (
     Where,
 )
 from nccl_doctor.model.fixes import StepHosts, fix_from_json, fix_to_json
-from nccl_doctor.model.folding.report import unfolded
 from nccl_doctor.model.job import Job
 from nccl_doctor.model.kinds import HOSTS_NOT_EXAMINED
 from nccl_doctor.model.launch import Launch
+from nccl_doctor.model.unfold import unfolded
 
 # A cluster as the report holds it: the only place that writes and reads this JSON.
 
@@ -339,8 +339,8 @@ class RunRecord:
         return cls(**read, alone=node.readable("alone", bool) is True, extra=extra)
 
 
-SCHEMA_VERSION = "2"
-READ_VERSIONS = ("1", "2")
+SCHEMA_VERSION = "3"
+READ_VERSIONS = ("1", "2", "3")
 """Versions that are read. In 2, facts that are equal on many hosts and ranks may stand once."""
 VERDICTS = ("pass", "warn", "fail", "unknown")
 
@@ -376,7 +376,7 @@ class Report:
         return found
 
     def to_json(self, facts: Callable[[Facts], Any] = facts_to_json) -> Json:
-        """The report in full, as `schema.json` describes it, with what `facts` makes of facts."""
+        """The report, as `schema.json` describes it, with what `facts` makes of facts."""
         hosts, ranks = hosts_to_json(self.cluster, facts), ranks_to_json(self.cluster, facts)
         return {**self.head_to_json(), "hosts": hosts, "ranks": ranks}
 
@@ -406,11 +406,11 @@ class Report:
         root = Node("report", data)
         version = root.get("schema_version", str)
         if version not in READ_VERSIONS:
-            known = " and ".join(f'"{each}"' for each in READ_VERSIONS)
+            known = ", ".join(f'"{each}"' for each in READ_VERSIONS)
             raise ValueError(
                 f'report: schema_version is "{version}"; this version of nccl-doctor reads {known}'
             )
-        if version == SCHEMA_VERSION:
+        if version == "2":
             root = unfolded(root)
         verdict = root.get("verdict", str)
         if verdict not in VERDICTS:

@@ -7,6 +7,7 @@ from pathlib import PurePath
 
 from nccl_doctor.model.commands import Command, shell
 from nccl_doctor.model.report import Report
+from nccl_doctor.system.files import GZIP
 
 _FEW = 3
 """Reports of hosts that are named one by one."""
@@ -52,11 +53,23 @@ _AGAIN = (
 
 def _merge(report: Report, path: str) -> Command:
     """The command for the files of node 0 and of the hosts that wrote their own beside it."""
-    target, cluster = PurePath(path), report.cluster
+    cluster = report.cluster
     here = [host.node_rank for host in cluster.hosts if host.reported]
     gone = [host.node_rank for host in cluster.hosts if not host.reported]
     nodes = sorted(node for node in (gone if cluster.complete else here) if node)
-    stem, end = str(target.with_suffix("")), target.suffix or ".json"
     if not nodes or len(nodes) > _FEW:
+        stem, end = _parted(path)
         return shell("nccl-doctor report merge {} {}.node*{}", path, stem, end)
-    return shell("nccl-doctor report merge {}", [path, *(f"{stem}.node{n}{end}" for n in nodes)])
+    return shell("nccl-doctor report merge {}", [path, *(beside(path, f"node{n}") for n in nodes)])
+
+
+def beside(path: str, who: str) -> str:
+    """Path of the report of a host that signs in nowhere: `report.node2.json` for `report.json`."""
+    stem, end = _parted(path)
+    return f"{stem}.{who}{end}"
+
+
+def _parted(path: str) -> tuple[str, str]:
+    packed = GZIP if path.endswith(GZIP) else ""
+    target = PurePath(path.removesuffix(packed))
+    return str(target.with_suffix("")), (target.suffix or ".json") + packed

@@ -16,8 +16,9 @@ from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import ParticipantResult, Report
 from nccl_doctor.report import facts
 from nccl_doctor.report.facts import render as render_facts
-from nccl_doctor.report.formats import renderer
+from nccl_doctor.report.formats import pieces
 from nccl_doctor.report.github import ROOM, commands, inert_as, summary
+from nccl_doctor.report.next_step import beside
 from nccl_doctor.report.profiles import tell, unable
 from nccl_doctor.report.story import Checks, no_checks
 from nccl_doctor.report.text import Text
@@ -171,17 +172,15 @@ def _width_of(stream: TextIO) -> int:
 _STDOUT = {"-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}
 
 
-def save(
-    report: Report, form: str, path: str, checks: Checks = no_checks, *, expand: bool = False
-) -> None:
+def save(report: Report, form: str, path: str, checks: Checks = no_checks) -> None:
     """Write a report in one format; `-` is stdout. A reader sees the old file or the whole new one.
 
     Raises:
         OSError: the folder is not there or not writable, or the disk is full.
     """
-    rendered = renderer(form, checks, expand=expand)(report)
+    rendered = pieces(form, checks)(report)
     if path in _STDOUT:
-        put(sys.stdout, rendered, form)
+        put(sys.stdout, "".join(rendered), form)
     else:
         write_whole(path, rendered)
 
@@ -330,7 +329,7 @@ def give(
     # Last what somebody reads meanwhile; of the files, JSON, which says how the others went.
     for form in sorted(outputs, key=lambda form: (_is_read_now(outputs[form]), form == "json")):
         saved = left() if form == "json" else saved
-        if problem := _saved(left(), form, outputs[form], checks, expand=options.expand):
+        if problem := _saved(left(), form, outputs[form], checks):
             problems[form] = problem
     for form, path in outputs.items():
         if form in problems:
@@ -348,7 +347,7 @@ def give(
         ended = max(ended, 3) if unprinted else ended
     differs = "json" in outputs and left().exit_code != saved.exit_code
     if differs and "json" not in problems and _is_plain_file(outputs["json"]):
-        _saved(left(), "json", outputs["json"], checks, expand=options.expand)
+        _saved(left(), "json", outputs["json"], checks)
     return code_of(left(), options, ended)
 
 
@@ -400,10 +399,10 @@ def _unprinted(report: Report, problem: str) -> str:
     return f"the report was not printed: {problem}; the verdict is {verdict}"
 
 
-def _saved(report: Report, form: str, path: str, checks: Checks, *, expand: bool) -> str:
+def _saved(report: Report, form: str, path: str, checks: Checks) -> str:
     """Write a report in one format; returns what went wrong, or the empty string."""
     try:
-        save(report, form, path, checks, expand=expand)
+        save(report, form, path, checks)
     except OSError as error:
         return error.strerror or str(error)
     except Exception as error:  # one format that breaks must not cost the others
@@ -462,6 +461,4 @@ def _beside(outputs: Mapping[str, str], launch: Launch) -> dict[str, str]:
     if path == "-":
         return mine
     node = f"rank{launch.rank}" if launch.node_rank is None else f"node{launch.node_rank}"
-    target = Path(path)
-    aside = target.with_name(f"{target.stem}.{node}{target.suffix or '.json'}")
-    return {**mine, "json": str(aside)}
+    return {**mine, "json": beside(path, node)}

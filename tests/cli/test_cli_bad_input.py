@@ -56,7 +56,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {  # what is wrong → content, and wo
     "a number too long": ("9" * 5000, "is not a report of nccl-doctor"),
     "foreign": ('{"name": "x", "version": "1.0"}', 'report has no "schema_version"'),
     "SARIF": ('{"version": "2.1.0", "runs": []}', 'report has no "schema_version"'),
-    "newer": (broken("schema_version", value="3"), 'schema_version is "3"; this version of'),
+    "newer": (broken("schema_version", value="4"), 'schema_version is "4"; this version of'),
     "no version": (broken("schema_version", value=1), "schema_version is a whole number"),
     "another verdict": (broken("verdict", value="good"), 'report.verdict is "good"'),
     "another exit code": (broken("exit_code", value=9), "report.exit_code is 9"),

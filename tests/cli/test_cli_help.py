@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shlex
@@ -139,6 +140,7 @@ def test_examples_that_need_no_cluster_do_what_they_say(path, example, report, t
     (tmp_path / "nccl.log").write_text("NCCL INFO\n")
     for name in ("report.json", "report.node1.json", "monday.json", "views/node0.json"):
         (tmp_path / name).write_text(report)
+    (tmp_path / "report.json.gz").write_bytes(gzip.compress(report.encode()))
     here = json.loads(report)["hosts"][0]["host"]
     words = [
         str(found)

@@ -63,9 +63,9 @@ def through_json(report: Report) -> Report:
     _validate_once(text)
     again = Report.from_json(data)
     assert json_format.render(again) == text
-    folded = json_format.in_lines(report)
-    _validate_once(folded)
-    assert json_format.render(Report.from_json(json.loads(folded))) == text
+    lines = "".join(json_format.in_lines(report))
+    _validate_once(lines)
+    assert json_format.render(Report.from_json(json.loads(lines))) == text
     return again
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import resource
 import time
@@ -45,7 +46,7 @@ from nccl_doctor.toolkit.net import dial, routes
 from nccl_doctor.toolkit.net import ports as tcp_ports
 from nccl_doctor.toolkit.peers.drops import read_counts
 from tests.support import fabrics, hardware
-from tests.support.big_reports import grown
+from tests.support.big_reports import RECORDED
 from tests.support.unsent import unsent
 from tests.unit.test_hostile_report import ends, whole
 
@@ -116,7 +117,7 @@ def in_time(read: Callable[[], object], *own: type[Exception]) -> object:
 
 
 WHOLE = whole()
-FOLDED = json.loads(json_format.in_lines(grown(2, 2)))
+FOLDED = json.loads(gzip.decompress(RECORDED.with_name("two-hosts-v2.json.gz").read_bytes()))
 
 
 def places_in(data: Any) -> list[tuple[Any, ...]]:
@@ -151,7 +152,7 @@ def reports(draw: st.DrawFn, whole: Any = WHOLE, places: Sequence[Any] = PLACES)
 def test_a_folded_report_is_read_or_refused(data: Any) -> None:
     report = in_time(lambda: Report.from_json(data), ValueError)
     if isinstance(report, Report):
-        in_time(lambda: json_format.in_lines(report))
+        in_time(lambda: "".join(json_format.in_lines(report)))
 
 
 @here

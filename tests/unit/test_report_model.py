@@ -164,7 +164,7 @@ def spoil(path: str, value: object) -> dict:
     ("path", "value", "words"),
     [
         ("schema_version", KeyError, 'report has no "schema_version"'),
-        ("schema_version", "3", 'is "3"; this version of nccl-doctor reads "1" and "2"'),
+        ("schema_version", "4", 'is "4"; this version of nccl-doctor reads "1", "2", "3"'),
         ("schema_version", 1, "report.schema_version is a whole number, not a text"),
         ("verdict", "good", 'report.verdict is "good", not one of'),
         ("exit_code", "1", "report.exit_code is a text"),

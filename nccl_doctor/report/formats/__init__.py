@@ -2,7 +2,8 @@
 
 A format is a module with `render(report) -> str`, a pure function; its name is the name of the
 option (`--json PATH`) and of `report show --format`. One that shows what checks have beside their
-findings has a second parameter, `checks`; one that can be shorter or in full, `expand`.
+findings has a second parameter, `checks`. A large one has `pieces(report)` too: the same, as an
+iterator of texts.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the options of the command line are made from the names alone
     from nccl_doctor.model.report import Report
@@ -24,13 +25,14 @@ def formats() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
-def renderer(
-    name: str, checks: Checks | None = None, *, expand: bool = False
-) -> Callable[[Report], str]:
+def renderer(name: str, checks: Checks | None = None) -> Callable[[Report], str]:
     """The function that renders a report in one format, which may ask the `checks`, if given."""
     render: Callable[..., str] = importlib.import_module(f"{__name__}.{name}").render
-    asks = inspect.signature(render).parameters
-    given: dict[str, Any] = {"checks": checks} if checks and "checks" in asks else {}
-    if expand and "expand" in asks:
-        given["expand"] = expand
-    return partial(render, **given) if given else render
+    asks = bool(checks) and "checks" in inspect.signature(render).parameters
+    return partial(render, checks=checks) if asks else render
+
+
+def pieces(name: str, checks: Checks | None = None) -> Callable[[Report], Iterable[str]]:
+    """As `renderer`, piece by piece: all of a large report at once would need much memory."""
+    made = getattr(importlib.import_module(f"{__name__}.{name}"), "pieces", None)
+    return made or (lambda report: [renderer(name, checks)(report)])

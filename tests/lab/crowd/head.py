@@ -131,7 +131,7 @@ def main() -> None:
         report = said.report
         assert report is not None
         with Printed(f"{out}.txt", notes) as stream, contextlib.redirect_stdout(stream):
-            options = replace(run.options, outputs={"json": f"{out}.report"})
+            options = replace(run.options, outputs={"json": f"{out}.report.gz"})
             leave(said, record.launch(0), options, installed)
         notes.say("leaving")
         result["verdict"] = report.verdict

@@ -1,7 +1,23 @@
-"""Read folded values: each is given in full, and shares with the others what it has in common.
+"""Read reports of schema version 2, in which what many ranks have in common stands once.
 
-A report may come from anybody. What is read is bounded: by the values that are copied, which cost
-memory, and by those that the full form would have, which cost time.
+A template holds what most of some values have in common, under a name made from its content. A
+folded value names its template and says what it has of its own:
+
+    {"$same": NAME, "$each": [...], "$but": {POINTER: ...}, "$not": [POINTER, ...]}
+    {"$rows": NAME, "$each": {KEY: [...], ...}, "$but": {KEY: ...}}
+
+`$each` are its values at the places that differ on each, in the order in which the template lists
+these places; `$but` what it has elsewhere in place of the template's; `$not` what it lacks. A
+POINTER is one of JSON (RFC 6901). Within a value of its own, another folded value may stand; within
+a template none. `{"$literal": VALUE}` is a value that must not be taken for a folded one.
+
+The second form is an object whose entries are like one template, for example the calls of a host to
+healthy peers: `$each` are their own values by key, `$but` the entries that are unlike, as they are.
+Of a list, `$each` is a list, and there is no `$but`.
+
+Each value is given in full, and shares with the others what it has in common. A report may come
+from anybody. What is read is bounded: by the values that are copied, which cost memory, and by
+those that the full form would have, which cost time.
 """
 
 from __future__ import annotations
@@ -10,8 +26,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.model.codec import Node
-from nccl_doctor.model.folding import BUT, EACH, FORMS, LITERAL, NOT, ROWS, SAME
 
+SAME, ROWS, LITERAL = "$same", "$rows", "$literal"
+EACH, BUT, NOT = "$each", "$but", "$not"
+FORMS = frozenset({SAME, ROWS, LITERAL, EACH, BUT, NOT})
+"""Keys of a folded value. A record of the report that has one may have others, in clear."""
+SHARED = "shared"
+"""Key of the templates in a report: name → `value`, and the places that differ on each."""
+_LISTS = ("hosts", "ranks", "checks")
+"""Lists of a report whose records may be folded."""
 _DEEPEST = 40
 """Most folded values within each other, with the lists and objects between them."""
 _COPIED_FOR_ANY = 1 << 20
@@ -207,3 +230,25 @@ def _key(value: Any, step: str, where: str, path: str) -> Any:
 
 def _quoted(value: Any) -> str:
     return f'"{str(value)[:60]}"'
+
+
+def unfolded(report: Node) -> Node:
+    """The report in full. Hosts and ranks share what they have in common: it must not be changed.
+
+    Raises:
+        ValueError: a folded value is not what it should be; says where, and what is wrong.
+    """
+    if SHARED not in report.data:
+        return report
+    lists = {name: report.get(name, list, []) for name in _LISTS}
+    unfolder = Unfolder(
+        Node(f"{report.path}.{SHARED}", report.get(SHARED, dict)), sum(map(len, lists.values()))
+    )
+    full = {
+        name: [
+            unfolder.record(each, f"{report.path}.{name}[{i}]") for i, each in enumerate(records)
+        ]
+        for name, records in lists.items()
+    }
+    rest = {name: value for name, value in report.data.items() if name != SHARED}
+    return Node(report.path, {**rest, **full})
