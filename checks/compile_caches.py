@@ -65,7 +65,7 @@ from nccl_doctor.api import (
 from nccl_doctor.system.shortage import shortage_of
 from nccl_doctor.toolkit.host import Mount, mounts
 from nccl_doctor.toolkit.storage.file_systems import is_network, mount_of
-from nccl_doctor.toolkit.storage.worker import Desk, Worker, ask, close_all
+from nccl_doctor.toolkit.storage.worker import Desk, StorageWorker, ask, close_all
 
 SHARED = Kind(
     "compile-cache-shared",
@@ -173,11 +173,11 @@ class CompileCaches(Check):
             Untested: the mounts cannot be read, or no process could be started.
         """
         used = [(cache, path_of(cache, ctx.env)) for cache in CACHES]
-        workers: dict[int, Worker] = {}
+        workers: dict[int, StorageWorker] = {}
         on: dict[int, Mount] = {}
         try:
             for number, (_, path) in enumerate(used):
-                workers[number] = Worker("caches", _CacheDesk(path), 3 * _STEP_S)
+                workers[number] = StorageWorker("caches", _CacheDesk(path), 3 * _STEP_S)
             ctx.breadcrumb("looking at folders of compilers")
             looked = ask(workers, "look", {number: {} for number in workers}, _STEP_S)
             known = mounts(ctx.root)

@@ -58,7 +58,7 @@ from nccl_doctor.api import (
     shell,
 )
 from nccl_doctor.toolkit.hosts import link_names
-from nccl_doctor.toolkit.storage.examine import Place, examine, rounds_of
+from nccl_doctor.toolkit.storage.examine import NeededPath, examine, rounds_of
 from nccl_doctor.toolkit.storage.kinds import PATH_KINDS, path_kind
 from nccl_doctor.toolkit.storage.rules import (
     Hosts,
@@ -113,7 +113,7 @@ class InitMethod(Check):
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`paths`: what `examine` returns for the folder; `name`: that of the file."""
         folder, name = os.path.split(str(ctx.params["file"]))
-        return {"paths": examine(ctx, [Place(folder)], store=name), "name": name}
+        return {"paths": examine(ctx, [NeededPath(folder)], store=name), "name": name}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings on the folder, on locks, and on the file."""

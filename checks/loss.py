@@ -71,7 +71,7 @@ from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.nccl.survey import other_answers
 from nccl_doctor.toolkit.net.shapers import in_words, shaped_at, without_shapers
 from nccl_doctor.toolkit.net.tcp_counters import tcp_rises
-from nccl_doctor.toolkit.peers.calls import Matrix, call_on_chosen_addresses, calls_deadline
+from nccl_doctor.toolkit.peers.calls import CallMatrix, call_on_chosen_addresses, calls_deadline
 from nccl_doctor.toolkit.peers.calm import Calm
 from nccl_doctor.toolkit.peers.drops import DAMAGED, DROPPED, judge_drops
 from nccl_doctor.toolkit.peers.echo import Talk
@@ -80,7 +80,7 @@ from nccl_doctor.toolkit.peers.loss import (
     FIRST,
     HEAVY,
     Losses,
-    Lost,
+    LostSegments,
     first_reports,
     hosts_to_try_again,
     read_losses,
@@ -146,7 +146,7 @@ class Loss(Check):
             raise Skip(f"the calls of check firewall {'lost nothing' if good else 'were not made'}")
         return rounds
 
-    def observe(self, ctx: Context) -> Matrix:
+    def observe(self, ctx: Context) -> CallMatrix:
         """Call every other host of the round, and let it call this one."""
         return call_on_chosen_addresses(ctx, _TALKS[ctx.round])
 
@@ -216,7 +216,9 @@ def _finding(
     calls = [
         {"from": labels[a], "to": labels[b], "first": vars(one), "again": vars(other)}
         for a, b in sorted(cause.pairs)[:5]
-        for one, other in [(losses.first.get((a, b), Lost()), losses.again.get((a, b), Lost()))]
+        for one, other in [
+            (losses.first.get((a, b), LostSegments()), losses.again.get((a, b), LostSegments()))
+        ]
     ]
     tries = "two tries" if any(pair in losses.again for pair in cause.pairs) else "one try"
     most = 2 * len(cause.pairs) > len(losses.again or losses.first)

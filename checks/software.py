@@ -55,7 +55,13 @@ from nccl_doctor.api import (
 from nccl_doctor.system.programs import installed
 from nccl_doctor.toolkit.gpu.devices import host_gpus, torch_build
 from nccl_doctor.toolkit.hosts import WHO
-from nccl_doctor.toolkit.versions import Difference, differences, minor_of, public, sides_on_hosts
+from nccl_doctor.toolkit.versions import (
+    DifferingComponents,
+    differences,
+    minor_of,
+    public,
+    sides_on_hosts,
+)
 
 PACKAGES = ("DeepSpeed", "Accelerate", "Transformers")
 """Libraries that determine in which order ranks communicate, and how much."""
@@ -182,7 +188,7 @@ def _tie(components: Mapping[str, Mapping[str, str]]) -> str:
     return f"a tie, by rank: {'; '.join(parts)}"
 
 
-def _severity(cluster: Cluster, odd: Difference) -> Severity:
+def _severity(cluster: Cluster, odd: DifferingComponents) -> Severity:
     """Severity: a failure for NCCL or for a minor version of torch over NCCL, else a warning.
 
     Over gloo, ranks of torch 2.5.1 to 2.15.0 work together, each pair both ways, with all-reduce,

@@ -102,7 +102,7 @@ def load(select: Iterable[str] = (), ignore: Iterable[str] = ()) -> Registry:
     Raises:
         UnknownName: something to select or to ignore is not the name or code of any check.
     """
-    shelf = _Shelf()
+    shelf = _NamedChecks()
     package = importlib.import_module(GROUP)
     for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
         target = f"{GROUP}.{info.name}"
@@ -138,7 +138,7 @@ def _not_ours(folder: str) -> str:
         return f"{folder}: {error.strerror}"
 
 
-class _Shelf:
+class _NamedChecks:
     """Checks in the order in which they were found; the first to use a name or code keeps it."""
 
     def __init__(self) -> None:

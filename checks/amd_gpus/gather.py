@@ -9,8 +9,8 @@ from typing import Any, TypedDict
 
 from nccl_doctor.api import Skip, Untested
 from nccl_doctor.toolkit.cgroup import kills_between, memory_kills
-from nccl_doctor.toolkit.gpu.amdsmi import NO_LIBRARY, UNKNOWN_RELEASE, Gpu, Library
-from nccl_doctor.toolkit.gpu.apart import RESERVE_S, Ended, twice_apart
+from nccl_doctor.toolkit.gpu.amdsmi import NO_LIBRARY, UNKNOWN_RELEASE, AmdSmi, Gpu
+from nccl_doctor.toolkit.gpu.apart import RESERVE_S, WorkEnd, twice_apart
 from nccl_doctor.toolkit.gpu.ends import certainty_of_reader
 from nccl_doctor.toolkit.gpu.nvml import Crumb, Refused
 from nccl_doctor.toolkit.gpu.processes import AMD, is_own, process_on_gpu
@@ -158,7 +158,7 @@ def _why(refused: Mapping[str, str]) -> str:
     return f"amdsmi refuses: {refused['call']}: {name}"
 
 
-def _without(index: int, bus: str | None, ended: Ended) -> dict[str, Any]:
+def _without(index: int, bus: str | None, ended: WorkEnd) -> dict[str, Any]:
     """Facts of a GPU whose process did not return, or raised."""
     known: dict[str, Any] = {"index": index, "bus_id": bus, "lost": False, "refused": {}}
     return {**known, **ended.without_answer()}
@@ -167,7 +167,7 @@ def _without(index: int, bus: str | None, ended: Ended) -> dict[str, Any]:
 def _list(folders: Sequence[str], crumb: Crumb) -> dict[str, Any]:
     """The version of the library, and the bus id of each GPU in its order."""
     try:
-        library = Library(crumb, folders)
+        library = AmdSmi(crumb, folders)
         release = library.start()
         handles = library.gpus()
     except Refused as refused:
@@ -193,7 +193,7 @@ def _read(index: int, root: Path, folders: Sequence[str], crumb: Crumb) -> dict[
     `xgmi_peers`, `compute_partition`, `memory_partition`, `driver`. A field without an
     answer is None, and named in `refused`.
     """
-    library = Library(crumb, folders)
+    library = AmdSmi(crumb, folders)
     try:
         release = library.start()
         handles = library.gpus()

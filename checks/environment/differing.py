@@ -11,7 +11,7 @@ from nccl_doctor.toolkit.hosts import sides_in_words
 from nccl_doctor.toolkit.relaunch import PASS_ON
 from nccl_doctor.toolkit.variables.table import Variable, table
 from nccl_doctor.toolkit.variables.values import canonical
-from nccl_doctor.toolkit.versions import Difference, differences
+from nccl_doctor.toolkit.versions import DifferingComponents, differences
 
 from .view import Placed, Problem, Seen, View, all_of, views_of
 
@@ -104,7 +104,7 @@ def _level(row: Variable, whole: bool, meanings: set[str], views: Sequence[View]
     return view.bounded(row, severity)
 
 
-def _apart(seen: Seen, level: Severity, whole: bool, difference: Difference) -> Placed:
+def _apart(seen: Seen, level: Severity, whole: bool, difference: DifferingComponents) -> Placed:
     at: dict[int, list[int]] = {}
     for seat, (rank, _) in seen.items():
         at.setdefault(rank.host.id if whole else seat, []).append(seat)

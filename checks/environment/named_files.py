@@ -15,7 +15,7 @@ from nccl_doctor.system.masking import MASK
 from nccl_doctor.system.shortage import shortage_of
 from nccl_doctor.toolkit.nccl.release import NcclRelease, loaded_release
 from nccl_doctor.toolkit.nccl.xml_files import fault_in
-from nccl_doctor.toolkit.storage.worker import Desk, Worker, ask, close_all
+from nccl_doctor.toolkit.storage.worker import Desk, StorageWorker, ask, close_all
 from nccl_doctor.toolkit.variables.recorded import SET
 from nccl_doctor.toolkit.variables.table import Variable, table
 
@@ -68,7 +68,7 @@ def look_at_files(settings: Mapping[str, Mapping[str, Any]], root: Path = Path("
     """
     release = loaded_release()
     found: list[dict[str, Any]] = []
-    workers: dict[int, Worker] = {}
+    workers: dict[int, StorageWorker] = {}
     try:
         for name in sorted(settings):
             row = table().variables.get(name)
@@ -77,7 +77,7 @@ def look_at_files(settings: Mapping[str, Mapping[str, Any]], root: Path = Path("
                 continue
             opened = os.fspath(root / path[1:]) if path.startswith("/") else path
             desk = _FileDesk(opened, row.file.form, release)
-            workers[len(found)] = Worker("files", desk, 2 * _STEP_S)
+            workers[len(found)] = StorageWorker("files", desk, 2 * _STEP_S)
             found.append({"name": name, "path": path, "use": row.file.use})
         for use in ("read", "write"):
             words: dict[int, dict[str, Any]] = {

@@ -96,7 +96,7 @@ from nccl_doctor.toolkit.firewall.netfilter import quote_hit
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.nccl.survey import other_answers
 from nccl_doctor.toolkit.net.ports import port_range
-from nccl_doctor.toolkit.peers.calls import Matrix, call_on_chosen_addresses, calls_deadline
+from nccl_doctor.toolkit.peers.calls import CallMatrix, call_on_chosen_addresses, calls_deadline
 from nccl_doctor.toolkit.peers.common_interface import interface_fix
 from nccl_doctor.toolkit.peers.echo import Talk
 from nccl_doctor.toolkit.peers.matrix import (
@@ -153,7 +153,7 @@ _WAYS = {
 }
 
 
-class MatrixFacts(Matrix):
+class MatrixFacts(CallMatrix):
     """Facts that `observe` returns in round `matrix`; other checks read them."""
 
     port_range: list[int]

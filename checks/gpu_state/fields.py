@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.toolkit.gpu.nvml import ABSENT, RECOVERY, Asked, Library, Refused, names
+from nccl_doctor.toolkit.gpu.nvml import ABSENT, RECOVERY, GpuAnswers, Nvml, Refused, names
 from nccl_doctor.toolkit.gpu.processes import NVIDIA, process_on_gpu
 
 _SM, _MEMORY = 1, 2  # NVML_CLOCK_*
@@ -66,7 +66,7 @@ _FABRIC = ("NOT_SUPPORTED", "NOT_STARTED", "IN_PROGRESS", "COMPLETED")
 _RECOVERY_FIELD = "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"
 
 
-def read_gpu(library: Library, index: int, root: Path) -> Asked:
+def read_gpu(library: Nvml, index: int, root: Path) -> GpuAnswers:
     """Read all values of one GPU.
 
     Returns: the facts of a GPU. Beside the numbers above (`set_` and `default_` clocks: the highest
@@ -79,7 +79,7 @@ def read_gpu(library: Library, index: int, root: Path) -> Asked:
     `nvlinks` (one state for each link) and `nvlink_errors` (sums over the links), `c2c` (one state
     for each link to the CPU), `fabric`, `chassis`.
     """
-    asked = Asked(library, index)
+    asked = GpuAnswers(library, index)
     asked.handle = asked.ask("handle", ("nvmlDeviceGetHandleByIndex", (index,)))
     del asked.facts["handle"]
     if asked.handle is None:
@@ -154,8 +154,8 @@ def _numa(root: Path, bus_id: str | None) -> int | None:
 
 
 def _field(
-    library: Library,
-    asked: Asked,
+    library: Nvml,
+    asked: GpuAnswers,
     name: str,
     constant: str,
     read: Callable[[int], Any] = lambda value: value,
@@ -170,13 +170,13 @@ def _field(
     )
 
 
-def _recovery(library: Library, asked: Asked) -> None:
+def _recovery(library: Nvml, asked: GpuAnswers) -> None:
     """Read the recovery action that the driver asks for; drivers before 570 do not report it."""
     actions = names(library.nvml, RECOVERY)
     _field(library, asked, "recovery_action", _RECOVERY_FIELD, actions.get)
 
 
-def _filled(library: Library, asked: Asked, function: str, kind: str) -> Any:
+def _filled(library: Nvml, asked: GpuAnswers, function: str, kind: str) -> Any:
     """A structure, filled in by the driver.
 
     Raises:
@@ -188,7 +188,7 @@ def _filled(library: Library, asked: Asked, function: str, kind: str) -> Any:
     return made
 
 
-def _sram(library: Library, asked: Asked) -> None:
+def _sram(library: Nvml, asked: GpuAnswers) -> None:
     """Read whether caches had more errors than allowed; needs root."""
     field = "sram_threshold_exceeded"
     try:
@@ -202,7 +202,9 @@ def _sram(library: Library, asked: Asked) -> None:
         asked.refuse(field, refused.name)
 
 
-def _scoped(library: Library, asked: Asked, fields: Sequence[tuple[str, int]]) -> list[int | None]:
+def _scoped(
+    library: Nvml, asked: GpuAnswers, fields: Sequence[tuple[str, int]]
+) -> list[int | None]:
     """Values of fields that each name a link; None where there is no answer."""
     numbers = [(getattr(library.nvml, name, None), link) for name, link in fields]
     if not numbers or any(number is None for number, _ in numbers):
@@ -219,7 +221,7 @@ def _whole(answer: Any) -> int:
     return int(value.ullVal if answer.valueType in _LONG else value.uiVal)
 
 
-def _c2c(library: Library, asked: Asked) -> None:
+def _c2c(library: Nvml, asked: GpuAnswers) -> None:
     """Read the links between this GPU and its CPU, as Grace has them: 1 is active."""
     (count,) = _scoped(library, asked, [("NVML_FI_DEV_C2C_LINK_COUNT", 0)])
     links = range(min(count or 0, _MOST_C2C_LINKS))
@@ -227,7 +229,9 @@ def _c2c(library: Library, asked: Asked) -> None:
     asked.facts["c2c"] = [state for state in states if state is not None]
 
 
-def _newer_counters(library: Library, asked: Asked, states: Sequence[int]) -> dict[str, int] | None:
+def _newer_counters(
+    library: Nvml, asked: GpuAnswers, states: Sequence[int]
+) -> dict[str, int] | None:
     up = [link for link, state in enumerate(states) if state]
     found = {}
     for name, field in _NEWER_COUNTERS.items():
@@ -241,7 +245,7 @@ def _newer_counters(library: Library, asked: Asked, states: Sequence[int]) -> di
     return found or None
 
 
-def _nvlinks(library: Library, asked: Asked, most: int) -> None:
+def _nvlinks(library: Nvml, asked: GpuAnswers, most: int) -> None:
     """Read NVLinks one by one, until the driver reports that there is no such link."""
     states: list[int] = []
     errors = dict.fromkeys(_COUNTERS, 0)
@@ -263,7 +267,7 @@ def _nvlinks(library: Library, asked: Asked, most: int) -> None:
     asked.facts["nvlink_errors"] = errors if counted else _newer_counters(library, asked, states)
 
 
-def _fabric(library: Library, asked: Asked) -> None:
+def _fabric(library: Nvml, asked: GpuAnswers) -> None:
     """Read the place and state of this GPU in the NVLink fabric: `{state, status, degraded,
     health_mask, cluster_uuid, clique}`.
 
@@ -300,7 +304,7 @@ def _uuid(raw: bytes) -> str | None:
     return str(uuid.UUID(bytes=raw)) if any(raw) else None
 
 
-def _chassis(library: Library, asked: Asked) -> None:
+def _chassis(library: Nvml, asked: GpuAnswers) -> None:
     """Read in which chassis this GPU is, as a digest of its serial number; not every driver and
     machine reports it.
     """

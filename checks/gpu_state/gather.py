@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 from nccl_doctor.api import Skip, Untested
 from nccl_doctor.toolkit.cgroup import kills_between, memory_kills
-from nccl_doctor.toolkit.gpu.apart import RESERVE_S, Ended, each_apart, twice_apart
+from nccl_doctor.toolkit.gpu.apart import RESERVE_S, WorkEnd, each_apart, twice_apart
 from nccl_doctor.toolkit.gpu.devices import HostGpus, host_gpus
 from nccl_doctor.toolkit.gpu.ends import certainty_of_reader
 from nccl_doctor.toolkit.gpu.nvml import (
@@ -166,7 +166,7 @@ def _system(root: Path, crumb: Crumb) -> dict[str, Any]:
         return {"error": {**refusal, "refused_files": refused_files(root, crumb, gpus=False)}}
 
 
-def _error(system: Ended) -> CallError | None:
+def _error(system: WorkEnd) -> CallError | None:
     """None, or the call without an answer and its error, or the end of the process in it."""
     if system.how:
         return {
@@ -216,7 +216,7 @@ def _one(index: int, root: Path, crumb: Crumb) -> dict[str, Any]:
     return facts
 
 
-def _without_answer(index: int, ended: Ended) -> dict[str, Any]:
+def _without_answer(index: int, ended: WorkEnd) -> dict[str, Any]:
     """Facts of a GPU whose process did not return, or raised."""
     device = str(ended.crumb.get("device", ""))
     uuid = {"uuid": device} if device.startswith(("GPU-", "MIG-")) else {}
@@ -246,7 +246,7 @@ def _pairs(gpus: Sequence[Mapping[str, Any]], crumb: Crumb) -> dict[str, Any]:
         return {"error": {"call": refused.call, "name": refused.name}}
 
 
-def _ended_pairs(ended: Ended) -> dict[str, Any]:
+def _ended_pairs(ended: WorkEnd) -> dict[str, Any]:
     if not ended.how:
         return dict(ended.value)
     call = str(ended.crumb.get("call", "the driver"))

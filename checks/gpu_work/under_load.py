@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from nccl_doctor.toolkit.gpu.nvml import Crumb, Library, Refused, Way, start
+from nccl_doctor.toolkit.gpu.nvml import Crumb, Nvml, Refused, Way, start
 
 _SM = 1  # NVML_CLOCK_SM
 _FIELDS: Mapping[str, tuple[Way, ...]] = {
@@ -45,7 +45,7 @@ class LoadReader:
 
     def __init__(self, uuid: str | None, crumb: Crumb) -> None:
         """Load the library and find the GPU, so that reading takes a few milliseconds."""
-        self._library: Library | None = None
+        self._library: Nvml | None = None
         self._handle: Any = None
         with suppress(ImportError, Refused):
             if uuid:

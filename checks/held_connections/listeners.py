@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from nccl_doctor.toolkit.peers.echo import TOKEN_BYTES, Door
+from nccl_doctor.toolkit.peers.echo import TOKEN_BYTES, ListeningAddress
 
 CALLER, LISTENER, NOW = b"c", b"l", b"n"
 """Side that speaks first after the silence; `NOW`: the caller, without a silence."""
@@ -54,7 +54,7 @@ class Listener:
     """A socket that listens on one address of this host, and its door."""
 
     sock: socket.socket
-    door: Door
+    door: ListeningAddress
 
     @classmethod
     def at(cls, address: str) -> Listener:
@@ -66,7 +66,7 @@ class Listener:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         sock = socket.create_server((address, 0), family=family, backlog=1024)
         tokens = (secrets.token_hex(TOKEN_BYTES // 2) for _ in "12")
-        return cls(sock, Door(address, sock.getsockname()[1], *tokens))
+        return cls(sock, ListeningAddress(address, sock.getsockname()[1], *tokens))
 
     def close(self) -> None:
         """Stop listening."""
@@ -120,7 +120,7 @@ class Ears:
         self._served: dict[asyncio.Task[Any], bytes] = {}
 
     async def serve(
-        self, door: Door, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, door: ListeningAddress, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Answer one caller until it closes the connection."""
         task = asyncio.current_task()
@@ -140,7 +140,7 @@ class Ears:
     async def _answer(
         self,
         task: asyncio.Task[Any],
-        door: Door,
+        door: ListeningAddress,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nccl_doctor.toolkit.net.dial import dial
-from nccl_doctor.toolkit.peers.echo import TOKEN_BYTES, Door
+from nccl_doctor.toolkit.peers.echo import TOKEN_BYTES, ListeningAddress
 
 from .listeners import (
     AFTER_S,
@@ -64,7 +64,7 @@ class Held:
 class Begun:
     """A connection that was begun. If it failed, `sock` is None and `detail` says why."""
 
-    door: Door
+    door: ListeningAddress
     first: bytes
     number: bytes
     sock: socket.socket | None
@@ -72,7 +72,9 @@ class Begun:
 
 
 def hold(
-    listeners: Sequence[Listener], doors: Sequence[Door], plan: Sequence[tuple[bytes, float]]
+    listeners: Sequence[Listener],
+    doors: Sequence[ListeningAddress],
+    plan: Sequence[tuple[bytes, float]],
 ) -> list[list[Held]]:
     """Hold one connection to each of these doors for each (first, seconds) of the plan.
 
@@ -87,7 +89,7 @@ def hold(
     return [made[at : at + len(plan)] for at in range(0, len(made), len(plan))]
 
 
-def begin(doors: Sequence[Door], plan: Sequence[bytes]) -> list[Begun]:
+def begin(doors: Sequence[ListeningAddress], plan: Sequence[bytes]) -> list[Begun]:
     """Begin one connection to each of these doors for each side that is to speak first."""
 
     async def all_of_them() -> list[Begun]:
@@ -114,7 +116,7 @@ def end(
 # The caller ---------------------------------------------------------------------------------------
 
 
-async def _call(door: Door, first: bytes, idle_s: float) -> Held:
+async def _call(door: ListeningAddress, first: bytes, idle_s: float) -> Held:
     number = secrets.token_bytes(NUMBER_BYTES)
     try:
         start = _introduced(door, first, number, idle_s)
@@ -126,7 +128,7 @@ async def _call(door: Door, first: bytes, idle_s: float) -> Held:
     return await _told(Begun(door, first, number, None), idle_s, talk, writer, time.monotonic())
 
 
-async def _begin(door: Door, first: bytes) -> Begun:
+async def _begin(door: ListeningAddress, first: bytes) -> Begun:
     number = secrets.token_bytes(NUMBER_BYTES)
     try:
         dialled, sock = await asyncio.to_thread(dial, door.address, door.port, START_S / 2)
@@ -205,7 +207,7 @@ async def _listen(
     await heard(reader, number, PATIENCE_S)
 
 
-async def _again(door: Door, number: bytes) -> tuple[str, bool | None]:
+async def _again(door: ListeningAddress, number: bytes) -> tuple[str, bool | None]:
     """Whether a new connection works, and whether the lost one had been heard."""
     try:
         reader, writer = await _introduced(door, NOW, number, 0.0)
@@ -227,7 +229,7 @@ class _Failed(Exception):
 
 
 async def _introduced(
-    door: Door, first: bytes, number: bytes, idle_s: float
+    door: ListeningAddress, first: bytes, number: bytes, idle_s: float
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection on which both have shown their tokens.
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.api import Context, Shelf, Untested
-from nccl_doctor.toolkit.peers.echo import Door
+from nccl_doctor.toolkit.peers.echo import ListeningAddress
 
 from .listeners import CALLER, LISTENER, Listener
 from .talk import Begun, Held, begin, end
@@ -79,7 +79,7 @@ def ask_all(ctx: Context) -> tuple[float, Mapping[str, Any], list[tuple[int, Ent
         raise Untested("no connection was opened at the beginning of the run")
     told, sockets = left
     rest = iter(sockets)
-    listeners = [Listener(next(rest), Door(**door)) for door in told["doors"]]
+    listeners = [Listener(next(rest), ListeningAddress(**door)) for door in told["doors"]]
     calls = [
         (call["seat"], call["entry"], _begun(call, next(rest) if call["open"] else None))
         for call in told["calls"]
@@ -99,9 +99,11 @@ def ask_all(ctx: Context) -> tuple[float, Mapping[str, Any], list[tuple[int, Ent
     return idle_s, told["also"], [(s, e, held) for (s, e, _), held in zip(calls, made, strict=True)]
 
 
-def door_of(entry: Entry) -> Door:
+def door_of(entry: Entry) -> ListeningAddress:
     """The door in an entry."""
-    return Door(**{name: entry[name] for name in ("address", "port", "token", "answer")})
+    return ListeningAddress(
+        **{name: entry[name] for name in ("address", "port", "token", "answer")}
+    )
 
 
 def _begun(call: Mapping[str, Any], sock: Any) -> Begun:

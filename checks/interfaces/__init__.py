@@ -68,7 +68,7 @@ from nccl_doctor.api import (
     shell,
     spans_machines,
 )
-from nccl_doctor.toolkit.nccl.answer import Answer, ask_nccl
+from nccl_doctor.toolkit.nccl.answer import LibraryAnswer, ask_nccl
 from nccl_doctor.toolkit.nccl.interface_choice import COMM_ID, NCCL_VARIABLE
 from nccl_doctor.toolkit.nccl.library import mapped_nccl
 from nccl_doctor.toolkit.nccl.survey import Survey, survey
@@ -174,7 +174,7 @@ class Interfaces(Check):
     def observe(self, ctx: Context) -> InterfacesFacts:
         """The choices, and the interfaces to choose from; `asked`: NCCL's answer, or None."""
 
-        def ask() -> Answer | None:
+        def ask() -> LibraryAnswer | None:
             loaded = mapped_nccl() if "nccl" in ctx.backend else ()
             return ask_nccl(loaded[0], ctx.env, ctx.breadcrumb) if loaded else None
 

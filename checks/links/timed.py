@@ -21,7 +21,7 @@ from typing import Any
 from nccl_doctor.toolkit.cpu_wait import CpuWatch
 from nccl_doctor.toolkit.net.interfaces import line_rate
 from nccl_doctor.toolkit.net.tcp_info import TcpInfo
-from nccl_doctor.toolkit.peers.echo import Door
+from nccl_doctor.toolkit.peers.echo import ListeningAddress
 from nccl_doctor.toolkit.peers.schedule import Slots
 
 from .wire import LARGEST, Gate, Stalled, Wire, call
@@ -108,7 +108,8 @@ def hold_meetings(
         slots: the same for all.
         seat: of this participant.
         gate: its own.
-        doors: seat → `Door` of each participant's gate, as plain data; other keys are ignored.
+        doors: seat → `ListeningAddress` of each participant's gate, as plain data; other keys are
+            ignored.
         pace: of each exchange.
         deadline: `time.monotonic()` second at which the last meeting has ended.
 
@@ -130,8 +131,8 @@ def hold_meetings(
         elif seat != first:
             met = gate.admit(partner, patience) or "the partner did not call"
         else:
-            door = {each.name: doors[partner][each.name] for each in fields(Door)}
-            met = call(Door(**door), seat, patience)
+            door = {each.name: doors[partner][each.name] for each in fields(ListeningAddress)}
+            met = call(ListeningAddress(**door), seat, patience)
         if isinstance(met, str):
             found[partner] = {"problem": met}
             continue

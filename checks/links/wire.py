@@ -12,7 +12,7 @@ from typing import Any
 
 from nccl_doctor.toolkit.net.dial import dial
 from nccl_doctor.toolkit.net.tcp_info import TcpInfo, tcp_info
-from nccl_doctor.toolkit.peers.echo import MAGIC, TOKEN_BYTES, Door
+from nccl_doctor.toolkit.peers.echo import MAGIC, TOKEN_BYTES, ListeningAddress
 
 STALL_S = 3.0
 """No progress for this long is a stall: time for four retransmissions (0.2, 0.4, 0.8, 1.6 s)."""
@@ -129,7 +129,7 @@ class Gate:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._sock = socket.create_server((address, 0), family=family, backlog=1024)
         tokens = (secrets.token_hex(TOKEN_BYTES // 2) for _ in "12")
-        self.door = Door(address, self._sock.getsockname()[1], *tokens)
+        self.door = ListeningAddress(address, self._sock.getsockname()[1], *tokens)
         self._early: dict[int, socket.socket] = {}
         self._unknown: dict[socket.socket, tuple[bytearray, float]] = {}
 
@@ -214,7 +214,7 @@ class Gate:
         return int(seat) if known else None
 
 
-def call(door: Door, seat: int, timeout_s: float) -> socket.socket | str:
+def call(door: ListeningAddress, seat: int, timeout_s: float) -> socket.socket | str:
     """Call a partner's gate, and wait until it admits this host.
 
     Returns: the socket, or the reason as text.

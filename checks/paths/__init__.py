@@ -44,7 +44,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Round, Skip
-from nccl_doctor.toolkit.storage.examine import Place, examine, rounds_of
+from nccl_doctor.toolkit.storage.examine import NeededPath, examine, rounds_of
 from nccl_doctor.toolkit.storage.kinds import PATH_KINDS
 from nccl_doctor.toolkit.storage.rules import paths_of
 
@@ -68,7 +68,7 @@ class Paths(Check):
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`paths`: what `examine` returns for each."""
-        places = [Place(str(path), bool(writes)) for path, writes in ctx.params["paths"]]
+        places = [NeededPath(str(path), bool(writes)) for path, writes in ctx.params["paths"]]
         return {"paths": examine(ctx, places)}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:

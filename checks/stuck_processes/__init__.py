@@ -61,7 +61,7 @@ from nccl_doctor.api import (
     look,
     shell,
 )
-from nccl_doctor.toolkit.kernel_waits import Cause as StuckCause
+from nccl_doctor.toolkit.kernel_waits import WaitCause as StuckCause
 from nccl_doctor.toolkit.kernel_waits import cause_of as stuck_cause
 
 from .stuck import look_for_stuck

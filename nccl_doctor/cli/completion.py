@@ -12,7 +12,7 @@ import click
 from click.shell_completion import ShellComplete, get_completion_class, shell_complete
 
 from nccl_doctor.cli.help import ASK_EXITS, PROGRAM, Manual
-from nccl_doctor.cli.params import Place
+from nccl_doctor.cli.params import FileName
 
 VARIABLE = "_NCCL_DOCTOR_COMPLETE"
 """Set by the scripts: which shell asks."""
@@ -64,6 +64,6 @@ def complete_files(command: click.Command) -> None:
     for param in command.params:
         takes = param.metavar in _FILES or (param.name or "") in _FILE_ARGUMENTS
         if takes and param.type == click.STRING:
-            param.type = Place()
+            param.type = FileName()
     for inner in command.commands.values() if isinstance(command, click.Group) else ():
         complete_files(inner)

@@ -90,7 +90,7 @@ class NotOurs(Exception):
     """Another user may have chosen what a file says."""
 
 
-class Config(NamedTuple):
+class ConfigFile(NamedTuple):
     """Options of a file: name (with underscores) → value, and under `expected` its table; the path
     of the file, if there is one; and a line for each file that was left out.
     """
@@ -100,7 +100,7 @@ class Config(NamedTuple):
     left_out: tuple[str, ...] = ()
 
 
-def load(path: str | None, cwd: str | Path) -> Config:
+def load(path: str | None, cwd: str | Path) -> ConfigFile:
     """Read the configuration. One that is found in the working directory is left out where another
     user may have written it.
 
@@ -116,7 +116,7 @@ def load(path: str | None, cwd: str | Path) -> Config:
         table = _table(Path(path), _read(Path(path)))
         if table is None:
             raise ConfigError(f"{path} has no table [tool.{_TABLE}]")
-        return Config(_checked(Path(path), table), path)
+        return ConfigFile(_checked(Path(path), table), path)
     left_out = []
     for file in _there(Path(cwd)):
         if file.name == "pyproject.toml" and _TABLE not in _read(file):
@@ -127,8 +127,8 @@ def load(path: str | None, cwd: str | Path) -> Config:
             left_out.append(f"{error}; --config {file.name} uses it all the same")
             continue
         if table is not None:
-            return Config(_checked(file, table), str(file), tuple(left_out))
-    return Config({}, left_out=tuple(left_out))
+            return ConfigFile(_checked(file, table), str(file), tuple(left_out))
+    return ConfigFile({}, left_out=tuple(left_out))
 
 
 def _there(cwd: Path) -> list[Path]:

@@ -65,7 +65,7 @@ def diff(old: str, new: str, format_: str, strict: bool, verbose: int, **given: 
     from nccl_doctor.judge.history import difference
     from nccl_doctor.report.difference import render
     from nccl_doctor.report.github import inert_as
-    from nccl_doctor.report.story import Places
+    from nccl_doctor.report.story import PlaceWords
 
     if old == new == "-":
         raise click.UsageError("OLD and NEW are both -: only one of them can be stdin")
@@ -80,7 +80,7 @@ def diff(old: str, new: str, format_: str, strict: bool, verbose: int, **given: 
         terminal = sys.stdout.isatty()
         width = shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns if terminal else _PIPE_WIDTH
         plain = not (sys.stdout.encoding or "ascii").lower().startswith("utf")
-        places = Places(now)
+        places = PlaceWords(now)
         told = render(found, places, width=width, verbose=verbose > 0, ascii=plain)
     sys.stdout.write(inert_as(format_, told) if in_github() else told)
     sys.stdout.flush()

@@ -16,7 +16,7 @@ from nccl_doctor.cli.hosts import host_options
 from nccl_doctor.cli.key import key_of, key_option
 from nccl_doctor.cli.line import COMMAND, BeforeCommand, stand_alone
 from nccl_doctor.cli.needs import meet_at, needs_of, needs_options
-from nccl_doctor.cli.params import Mesh, Names, Number, Seconds
+from nccl_doctor.cli.params import Mesh, NameList, Number, Seconds
 from nccl_doctor.cli.redaction import folder_redaction_of, redact_options
 from nccl_doctor.cli.saving import give, output_options, profile_option
 from nccl_doctor.cli.settings import (
@@ -55,8 +55,12 @@ def _run_options(function: F) -> F:
                 show_default=True,
                 help="Backend of the job; auto: nccl if any host has a GPU.",
             ),
-            click.option("--select", type=Names(), help="Run only these checks or finding codes."),
-            click.option("--ignore", type=Names(), help="Leave out these checks or finding codes."),
+            click.option(
+                "--select", type=NameList(), help="Run only these checks or finding codes."
+            ),
+            click.option(
+                "--ignore", type=NameList(), help="Leave out these checks or finding codes."
+            ),
             output_options,
             profile_option,
             redact_options,

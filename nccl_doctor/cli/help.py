@@ -59,7 +59,7 @@ class Example(NamedTuple):
     line: str
 
 
-class _Manual(click.Command):
+class _CommandPage(click.Command):
     """Command with exit codes and examples."""
 
     def __init__(
@@ -90,7 +90,7 @@ class _Manual(click.Command):
         super().format_epilog(ctx, formatter)
 
 
-class Manual(_Manual):
+class Manual(_CommandPage):
     """Command that shows its options in groups if there are many."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -110,7 +110,7 @@ class Manual(_Manual):
                 formatter.write_dl([records[name] for name in names])
 
 
-class ManualGroup(click.Group, _Manual):
+class ManualGroup(click.Group, _CommandPage):
     """Group of commands, which knows a line of a job that stands in the place of one."""
 
     def resolve_command(

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import click
 
 from nccl_doctor.cli.line import COMMAND
-from nccl_doctor.cli.params import Word
+from nccl_doctor.cli.params import OneWord
 from nccl_doctor.system.masking import masked
 from nccl_doctor.toolkit.net.endpoints import endpoint_words, read_endpoint
 
@@ -19,7 +19,7 @@ _ENV, _TCP, _FILE = "env://", "tcp://", "file://"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class StoragePath(Word):
+class StoragePath(OneWord):
     """A path that the job needs: `DIR`, or `DIR:ro` for one that it only reads."""
 
     name = "dir[:ro]"
@@ -33,7 +33,7 @@ class StoragePath(Word):
         return os.path.abspath(os.path.expanduser(path)), path == value
 
 
-class Endpoint(Word):
+class Endpoint(OneWord):
     """Port of a service: `HOST:PORT`."""
 
     name = "host:port"
@@ -42,7 +42,7 @@ class Endpoint(Word):
         return endpoint_words(*read_endpoint(str(value)))
 
 
-class Url(Word):
+class Url(OneWord):
     """A service outside of the job: scheme, host and port of a URL; all else is left out."""
 
     name = "url"
@@ -64,7 +64,7 @@ def _in_brackets(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-class InitMethod(Word):
+class InitMethod(OneWord):
     """The init_method of a job, without what stands behind a question mark: `env://`,
     `tcp://HOST:PORT` or `file:///PATH`.
     """

@@ -17,7 +17,7 @@ else:
     _ParamType = click.ParamType
 
 
-class Word(_ParamType):
+class OneWord(_ParamType):
     """Type of a parameter that is one word."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
@@ -32,7 +32,7 @@ class Word(_ParamType):
         raise NotImplementedError
 
 
-class Seconds(Word):
+class Seconds(OneWord):
     """Time in seconds: above zero, and no more than the system's timers take."""
 
     name = "seconds"
@@ -49,7 +49,7 @@ class Seconds(Word):
         return seconds
 
 
-class Number(Word):
+class Number(OneWord):
     """Type of an option: a whole number from `low` to `high`; `most` is what is examined."""
 
     name = "number"
@@ -76,7 +76,7 @@ class Number(Word):
         return number
 
 
-class LocalRanks(Word):
+class LocalRanks(OneWord):
     """Number of ranks to start: a number from 1, or a word of torchrun."""
 
     name = "auto|gpu|cpu|number"
@@ -93,7 +93,7 @@ class LocalRanks(Word):
         return str(number)
 
 
-class Code(Word):
+class Code(OneWord):
     """Finding code or check, by name."""
 
     name = "code"
@@ -106,7 +106,7 @@ class Code(Word):
         return list(_items(incomplete))
 
 
-class Names(Word):
+class NameList(OneWord):
     """Names of checks and codes, comma-separated; a list in the configuration file."""
 
     name = "names"
@@ -124,7 +124,7 @@ class Names(Word):
         return list(_items(last, before + comma))
 
 
-class Place(Word):
+class FileName(OneWord):
     """File, by name; what may be wrong with it is found later."""
 
     name = "path"
@@ -149,7 +149,7 @@ def _items(begin: str, before: str = "") -> Iterator[CompletionItem[Any]]:
             yield CompletionItem(f"{before}{name}", help=about[name])
 
 
-class Mesh(Word):
+class Mesh(OneWord):
     """Dimensions of a device mesh, outermost first: `dp=2,tp=4`."""
 
     name = "name=size,…"
@@ -170,7 +170,7 @@ class Mesh(Word):
         return tuple(found.items())
 
 
-class HostName(Word):
+class HostName(OneWord):
     """Host name or address, by its form only: a check tests whether it resolves."""
 
     name = "host"

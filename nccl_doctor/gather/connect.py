@@ -33,11 +33,11 @@ def open_store(run: Run) -> Shortage | None:
     """
     launch = run.launch
     if launch.agent_store:
-        run.door = server.Door("agent")
+        run.door = server.ServerState("agent")
     elif serves_store(launch) and launch.master_port is not None and not run.door.error:
         only = launch.master_addr if launch.nnodes == 1 else None
         if torch_error():
-            run.door = server.Door("none")
+            run.door = server.ServerState("none")
             return None
         try:
             run.door = server.serve(launch.master_port, only_for=only)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nccl_doctor.gather.progress import Progress
-from nccl_doctor.gather.server import Door
+from nccl_doctor.gather.server import ServerState
 from nccl_doctor.gather.views import Redaction
 from nccl_doctor.model.check import Check, Context
 from nccl_doctor.model.cluster import Cluster, Facts
@@ -21,7 +21,7 @@ from nccl_doctor.model.findings import Round
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import Address, HostPlace
 from nccl_doctor.model.options import Options
-from nccl_doctor.observe.shelf import Shelf
+from nccl_doctor.observe.shelf import KeptSockets
 from nccl_doctor.registry import Registry
 from nccl_doctor.system import supervisor
 from nccl_doctor.system.deadline import MoreTime
@@ -131,7 +131,7 @@ class Run:
     launch: Launch
     environ: Mapping[str, str]
     backend: str
-    door: Door = field(default_factory=lambda: Door("other"))
+    door: ServerState = field(default_factory=lambda: ServerState("other"))
     nonce: str = ""
     seat: int = 0
     hosts: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class Run:
     joining: Joining = field(default_factory=Joining)
     pauses: Pauses = field(default_factory=Pauses)
     first_facts: Facts = field(default_factory=dict)
-    _shelves: dict[str, Shelf] = field(default_factory=dict)
+    _shelves: dict[str, KeptSockets] = field(default_factory=dict)
 
     @property
     def registry(self) -> Registry:
@@ -185,11 +185,11 @@ class Run:
         """Seconds for which one that follows may wait for rank 0, which writes its report first."""
         return max(0.0, self.deadline - OWN_RESERVE_S - time.monotonic())
 
-    def shelf(self, check: str) -> Shelf | None:
+    def shelf(self, check: str) -> KeptSockets | None:
         """Shelf of a check, for sockets between its rounds; None where no file can be opened."""
         with contextlib.suppress(OSError):
             if check not in self._shelves:
-                self._shelves[check] = Shelf()
+                self._shelves[check] = KeptSockets()
         return self._shelves.get(check)
 
     def context(self) -> Context:

@@ -121,7 +121,7 @@ _NEVER = 1 << 62
 
 
 @dataclass(frozen=True, eq=False)
-class _Places:
+class _SignedIn:
     """Hosts and ranks as they are after the sign-in, and its state then. Their facts grow."""
 
     state: Hashable
@@ -159,7 +159,7 @@ class EvidenceLog:
         """Number of restarts before a rank of a host signed in, the lowest one."""
         self._changes: Counter[str] = Counter()
         """Outcomes that were recorded for each check; and, below no name, all other changes."""
-        self._places: _Places | None = None
+        self._places: _SignedIn | None = None
         self._made: tuple[int, Hashable, Cluster] | None = None
         self._new: set[str] = set()
         """Checks of which outcomes were recorded since a cluster was made."""
@@ -384,7 +384,7 @@ class EvidenceLog:
         self._made, self._new = (count, about, cluster), set()
         return cluster
 
-    def _placed(self, *, complete: bool) -> _Places:
+    def _placed(self, *, complete: bool) -> _SignedIn:
         """Hosts and ranks, those that are absent too if it is `complete`; the same objects until
         somebody else signs in.
         """
@@ -414,7 +414,7 @@ class EvidenceLog:
         if complete:
             absent_hosts, absent = self._absent(tuple(hosts.values()))
             ranks += absent
-        self._places = _Places(state, (*hosts.values(), *absent_hosts), tuple(ranks), len(hosts))
+        self._places = _SignedIn(state, (*hosts.values(), *absent_hosts), tuple(ranks), len(hosts))
         return self._places
 
     def _nnodes(self, here: int) -> int:

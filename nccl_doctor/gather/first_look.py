@@ -65,7 +65,7 @@ def look_first(run: Run) -> list[str]:
 def _look(run: Run) -> list[str]:
     refused = _refused(run, _until(run))
     if refused is not None:
-        run.door = server.Door("self", refused)
+        run.door = server.ServerState("self", refused)
     checks = [check for check in run.registry.checks if _is_looked_at(run, check)]
     ends = _observed(run, checks, time.monotonic() + _BRIEF_S)
     found = _certain(run, checks, ends)

@@ -31,7 +31,7 @@ from nccl_doctor.launch.ssh import faults
 from nccl_doctor.launch.ssh.connection import (
     MARKER,
     MORE,
-    Ended,
+    CommandEnd,
     Heard,
     converse,
     instructions,
@@ -277,7 +277,7 @@ def _problems(
     there = {host.node_rank for report in reports for host in report.cluster.hosts if host.reported}
     yield from faults.findings(
         (
-            faults.Failed(entry.name, entry.name, entry.destination, ended)
+            faults.SilentHost(entry.name, entry.name, entry.destination, ended)
             for node, (entry, ended) in enumerate(zip(fleet.entries, heard.ended, strict=True))
             if node not in there and not (heard.interrupted and _was_stopped(ended))
         ),
@@ -285,7 +285,7 @@ def _problems(
     )
 
 
-def _was_stopped(ended: Ended) -> bool:
+def _was_stopped(ended: CommandEnd) -> bool:
     """True if it may have ended only because this process stopped it."""
     return ended.ready or ended.code is None
 

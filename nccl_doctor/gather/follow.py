@@ -37,7 +37,7 @@ from nccl_doctor.system.pauses import Pauses, in_words
 T = TypeVar("T")
 
 
-class Lost(Exception):
+class CannotFollow(Exception):
     """A participant cannot follow rank 0, or no longer: what it found, and where. Without a place
     it is this host; `on_road`: the link between this host and the store.
     """
@@ -49,7 +49,7 @@ class Lost(Exception):
         self.kind, self.words, self.where, self.on_road = kind, words, where, on_road
 
 
-class Stopped(Lost):
+class Stopped(CannotFollow):
     """A signal ended rank 0 of this run."""
 
 
@@ -108,13 +108,13 @@ class Follower:
             run.progress.say("signed in; waiting for the others", Phase.SIGN_IN, until)
             try:
                 told = self._read(until, partial(self._places, key))
-            except Lost as lost:
+            except CannotFollow as lost:
                 if isinstance(lost, Stopped) and self._again is not None:
                     self._wait_for_another_run(until)  # it was rank 0 of an earlier start
                 leave(run, box)
                 raise
             except StoreTimeout:
-                raise Lost(
+                raise CannotFollow(
                     kinds.COORDINATOR_LOST,
                     f"signed in, but rank 0 did not begin the examination within {patience:.0f} s",
                     Where(ranks=(0,)),
@@ -125,8 +125,8 @@ class Follower:
                 leave(run, box)
                 if reason := told.refused.get(run.seat):
                     kind = KINDS.get(reason.code, kinds.MESSAGE_REFUSED)
-                    raise Lost(kind, f"rank 0 did not take this sign-in: {reason.message}")
-                raise Lost(
+                    raise CannotFollow(kind, f"rank 0 did not take this sign-in: {reason.message}")
+                raise CannotFollow(
                     kinds.COORDINATOR_LOST,
                     "the store at MASTER_ADDR:MASTER_PORT belongs to another run, or this "
                     "participant signed in too late",
@@ -217,12 +217,12 @@ class Follower:
         except StoreTimeout:
             if stood_s := run.pauses.since(mark):
                 words = f"no answer from rank 0, but this process itself {in_words(stood_s)}"
-                raise Lost(kinds.COORDINATOR_LOST, words) from None
+                raise CannotFollow(kinds.COORDINATOR_LOST, words) from None
             if waits < patience - 2 * SETTLE_S:  # it is not overdue yet
                 words = "the time of this run (--timeout) was over before rank 0 ended it"
-                raise Lost(kinds.COORDINATOR_LOST, words, Where()) from None
+                raise CannotFollow(kinds.COORDINATOR_LOST, words, Where()) from None
             words = f"no answer from rank 0 for {waits:.0f} s"
-            raise Lost(kinds.COORDINATOR_LOST, words, Where(ranks=(0,))) from None
+            raise CannotFollow(kinds.COORDINATOR_LOST, words, Where(ranks=(0,))) from None
 
     def _take_part_in(self, name: str, round_: Round, number: int) -> Outcome:
         run, box = self._run, self._box
@@ -241,9 +241,9 @@ def leave(run: Run, box: ControlStore) -> None:
         box.put(f"bye/{run.seat}", True)
 
 
-def misread(error: ValueError) -> Lost:
+def misread(error: ValueError) -> CannotFollow:
     """Reason to leave, as rank 0's messages cannot be read, or are not rank 0's."""
     kind = kind_of(error)
     store = "the store at MASTER_ADDR:MASTER_PORT belongs to another run, or a stranger writes "
     who = f"{store}there: " if kind is kinds.MESSAGE_REFUSED else "a message as of rank 0: "
-    return Lost(kind, f"{who}{error}")
+    return CannotFollow(kind, f"{who}{error}")

@@ -52,7 +52,7 @@ def phase_of(layer: Layer) -> Phase:
 
 
 @dataclass(frozen=True)
-class Row:
+class BoardRow:
     """One host, or several without a name: how it stands, and whether others wait for it."""
 
     name: str
@@ -61,7 +61,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Step:
+class CurrentStep:
     """The step that runs now, its time so far, and the limit that ends it."""
 
     doing: str
@@ -76,7 +76,9 @@ class Step:
         return before + _cut(safe(self.doing), width - len(before) - len(after)) + after
 
 
-def lay_out(step: Step, rows: Sequence[Row], width: int, height: int = MOST_LINES) -> list[str]:
+def lay_out(
+    step: CurrentStep, rows: Sequence[BoardRow], width: int, height: int = MOST_LINES
+) -> list[str]:
     """The board, of at most `height` lines, none longer than `width`."""
     lines = [step.line(width)]
     shown = list(rows)
@@ -86,7 +88,7 @@ def lay_out(step: Step, rows: Sequence[Row], width: int, height: int = MOST_LINE
         for row in rows:
             if row.late:
                 late[row.words].append(row.name)
-        shown = [Row(host_ranges(names), words, late=True) for words, names in late.items()]
+        shown = [BoardRow(host_ranges(names), words, late=True) for words, names in late.items()]
         others = len(rows) - sum(map(len, late.values()))
         rest = f"{others} other hosts are not behind" if others else ""
     room = height - len(lines) - bool(rest)
@@ -141,7 +143,7 @@ class Progress:
         self._began = self._step_began = time.monotonic() if began is None else began
         self._until: float | None = None
         self._phase: Phase | None = None
-        self._rows: Callable[[], Sequence[Row]] = tuple
+        self._rows: Callable[[], Sequence[BoardRow]] = tuple
         self._drawn: list[str] = []
         self._lock = threading.Lock()  # the watchdog's thread takes the board away
         self._next = 0.0
@@ -159,7 +161,7 @@ class Progress:
             self._next = 0.0
         self.tick()
 
-    def people(self, rows: Callable[[], Sequence[Row]]) -> None:
+    def people(self, rows: Callable[[], Sequence[BoardRow]]) -> None:
         """Show these rows from now on; they are asked for each time that the board is drawn."""
         self._rows = rows
 
@@ -200,12 +202,12 @@ class Progress:
         self._wipe()
         self._shown = self._logs = False
 
-    def _step(self) -> Step:
+    def _step(self) -> CurrentStep:
         now, end = time.monotonic(), self._deadline + self._more()
         if self._until is None:
-            return Step(self.doing, now - self._began, end - self._began, self._phase)
+            return CurrentStep(self.doing, now - self._began, end - self._began, self._phase)
         limit = min(self._until, end) - self._step_began
-        return Step(self.doing, now - self._step_began, max(0.0, limit), self._phase)
+        return CurrentStep(self.doing, now - self._step_began, max(0.0, limit), self._phase)
 
     def _draw(self) -> None:
         size = _size()
@@ -246,15 +248,17 @@ def _size() -> os.terminal_size:
 # Rows of the board: how each host of a run stands, as rank 0 knows it. Pure.
 
 
-def rows_of_sign_in(evidence: EvidenceLog, *, named: bool) -> list[Row]:
+def rows_of_sign_in(evidence: EvidenceLog, *, named: bool) -> list[BoardRow]:
     """The hosts that have signed in, and who is missing; `named`: by the names of the hosts."""
     names = dict.fromkeys(_name(evidence.who(seat), named) for seat in evidence.seats)
-    rows = [Row(name, "here") for name in names]
+    rows = [BoardRow(name, "here") for name in names]
     missing = evidence.not_here()
-    return [*rows, *([Row(missing, "not here yet", late=True)] if missing else [])]
+    return [*rows, *([BoardRow(missing, "not here yet", late=True)] if missing else [])]
 
 
-def rows_of_round(evidence: EvidenceLog, answered: Mapping[int, bool], *, named: bool) -> list[Row]:
+def rows_of_round(
+    evidence: EvidenceLog, answered: Mapping[int, bool], *, named: bool
+) -> list[BoardRow]:
     """The hosts of a round; `answered` says of each seat whether its answer is there."""
     awaited: dict[str, list[int]] = {}
     for seat, is_there in answered.items():
@@ -263,7 +267,9 @@ def rows_of_round(evidence: EvidenceLog, answered: Mapping[int, bool], *, named:
         if not is_there and who is not None and who.launch.rank is not None:
             late.append(who.launch.rank)
     return [
-        Row(name, f"{numbered('rank', ranks)} not done yet" if ranks else "done", late=bool(ranks))
+        BoardRow(
+            name, f"{numbered('rank', ranks)} not done yet" if ranks else "done", late=bool(ranks)
+        )
         for name, ranks in awaited.items()
     ]
 

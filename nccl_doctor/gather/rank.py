@@ -24,7 +24,7 @@ from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, examine_alone
 from nccl_doctor.gather.first_look import look_first
-from nccl_doctor.gather.follow import Follower, Lost, OpenedAgain, misread
+from nccl_doctor.gather.follow import CannotFollow, Follower, OpenedAgain, misread
 from nccl_doctor.gather.messages import Finish, SignIn, introduce
 from nccl_doctor.gather.opening import (
     RivalCheck,
@@ -241,7 +241,7 @@ class Participant:
                 end = follower.follow()
             except OpenedAgain:
                 continue
-            except Lost as lost:
+            except CannotFollow as lost:
                 return self._left_alone(lost)
             if self._is_second:
                 return self._ended_by_another(end)
@@ -301,7 +301,7 @@ class Participant:
         report = make_report(self._run, self._evidence, complete=False, extra=[*told, lost])
         return ParticipantResult(end.code or 3, report, aside=True)
 
-    def _left_alone(self, lost: Lost) -> ParticipantResult:
+    def _left_alone(self, lost: CannotFollow) -> ParticipantResult:
         return self._own_view(lost.kind, lost.words, self._road() if lost.on_road else lost.where)
 
     def _own_view(

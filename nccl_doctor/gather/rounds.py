@@ -40,7 +40,7 @@ _FEW = 8
 their ranks."""
 
 
-class _Round:
+class _OpenRound:
     """Answers of one round: which are awaited, by which keys, and which have come."""
 
     def __init__(self, number: int, seats: Collection[int], voices: Voices) -> None:
@@ -125,7 +125,7 @@ class Answers:
         self._met = met
         until = time.monotonic() + patience_s
         progress, named = self._run.progress, not self._run.options.redact
-        round_ = _Round(number, seats, self.voices)
+        round_ = _OpenRound(number, seats, self.voices)
         progress.people(
             lambda: rows_of_round(
                 self._evidence, {seat: round_.has(seat) for seat in seats}, named=named
@@ -147,7 +147,7 @@ class Answers:
             self.voices.mute(first)
         return round_.here | self._read(round_.own, round_.alone - round_.here.keys())
 
-    def _take(self, round_: _Round, there: Set[str]) -> None:
+    def _take(self, round_: _OpenRound, there: Set[str]) -> None:
         """Take what has come: letters are opened, of single answers it is only noted."""
         keys = {answers_key(round_.number, first): first for first in round_.note(there)}
         many = self._box.many(keys) if keys and self._is_near else {}

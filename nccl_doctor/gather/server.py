@@ -33,7 +33,7 @@ _WORDS = 1 << 16
 _BACKLOG = 4096  # capped by net.core.somaxconn; a thousand ranks sign in at once
 
 
-class Door:
+class ServerState:
     """State of the store's server, seen from one participant; `facts` is `Context.door`."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Door:
             self._words = -1
 
 
-def serve(port: int, only_for: str | None = None) -> Door:
+def serve(port: int, only_for: str | None = None) -> ServerState:
     """Bind MASTER_PORT and serve a store there until `close`, or until this process is gone.
 
     Args:
@@ -104,13 +104,13 @@ def serve(port: int, only_for: str | None = None) -> Door:
                 listener = _bind(address, port)
         listener.listen(_BACKLOG)
     except OSError as error:
-        return Door("self", error)
+        return ServerState("self", error)
     words = forks.unnamed_file("store_server")
     pid = forks.fork_service(
         "store_server", lambda: _keep(listener, address, words), [listener.fileno(), words]
     )
     listener.close()
-    return Door("self", pid=pid, address=address, words=words)
+    return ServerState("self", pid=pid, address=address, words=words)
 
 
 def refusal(port: int) -> OSError | None:

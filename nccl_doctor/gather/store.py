@@ -40,9 +40,9 @@ from nccl_doctor.gather.store_client import (
     FIRST_PAUSE_S,
     LOOKS_A_SECOND,
     PIECE_BYTES,
+    CallThread,
     Posted,
     StoreLost,
-    Worker,
     absent,
     client,
     lets_wait,
@@ -105,7 +105,7 @@ class ControlStore:
         """What messages may take together that are read here without a key."""
         self._is_public = False
         self._posted = Posted()
-        self._worker = Worker()
+        self._worker = CallThread()
         watch = port_watch(host, port)
 
         def tick() -> None:
@@ -372,7 +372,7 @@ class ControlStore:
         if self._is_narrow or not hasattr(self._store, "multi_get"):
             return []
         found: list[bytes] = []
-        worker = Worker()
+        worker = CallThread()
         try:
             store = worker.call(partial(client, self.host, self.port, _MANY_S), _MANY_S)
             for start in range(0, len(names), self._most_at_once):

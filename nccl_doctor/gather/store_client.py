@@ -27,7 +27,7 @@ class StoreLost(ConnectionError):
     """The store cannot be reached, broke off, or did not answer in time."""
 
 
-class Worker:
+class CallThread:
     """Runs one call at a time in a daemon thread; a call that outlives its deadline is given up."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from nccl_doctor.judge.checks import judge_all
-from nccl_doctor.judge.place import Map, Place, is_of_a_group
+from nccl_doctor.judge.place import Place, PlaceIndex, is_of_a_group
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import Confidence, Finding, Layer, Severity, Where
@@ -74,7 +74,7 @@ def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
             or not causes.add(finding.code, code)
         ):
             given[i] = finding.replaced(explained_by=None)
-    ground = Map(cluster)
+    ground = PlaceIndex(cluster)
     lowest_first = sorted(
         ((cause, ground.place(cause.where)) for cause in fold(given)),
         key=lambda item: (
@@ -157,7 +157,7 @@ def _each(evidence: Mapping[str, Any]) -> Iterable[Any]:
 
 
 def _explains(
-    ground: Map, cause: Finding, cause_place: Place, finding: Finding, place: Place
+    ground: PlaceIndex, cause: Finding, cause_place: Place, finding: Finding, place: Place
 ) -> bool:
     symptom = is_of_a_group(finding.kind.layer)
     if cause.level is Severity.INFO:

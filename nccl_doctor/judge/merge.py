@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from nccl_doctor.judge.causes import importance
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.judge.conclusion import conclude
-from nccl_doctor.judge.place import Map
+from nccl_doctor.judge.place import PlaceIndex
 from nccl_doctor.model.cluster import AFTER_LOSS, ALONE, Cluster, Facts, Host, Rank
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status, Where
 from nccl_doctor.model.kinds import (
@@ -108,7 +108,7 @@ def machine_of(host: Host) -> Hashable:
     return host.key or (host.name, host.addresses)
 
 
-class Known(Generic[V]):
+class ValuesByHost(Generic[V]):
     """Values by host, to be found again for the same host in another report."""
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ def _views(ordered: Sequence[Cluster], met: Cluster | None) -> list[_View]:
     """Every host once: those that met, then the others in order of rank."""
     views = [_View(host, met.ranks_on(host), True) for host in met.present_hosts] if met else []
     num_met = len(views)
-    places: Known[int] = Known()
+    places: ValuesByHost[int] = ValuesByHost()
     for place, view in enumerate(views):
         places.add(view.host, place)
     for cluster in ordered:
@@ -411,10 +411,10 @@ class _Roads:
 
     def __init__(self, cluster: Cluster, registry: Registry) -> None:
         self.cluster = cluster
-        self._hosts: Known[Host] = Known()
+        self._hosts: ValuesByHost[Host] = ValuesByHost()
         for host in cluster.present_hosts:
             self._hosts.add(host, host)
-        self._ground = Map(cluster)
+        self._ground = PlaceIndex(cluster)
         judged, _ = judge_all(cluster, registry.checks)
         failures = [f for f in judged if f.level is Severity.FAIL and _is_below(f)]
         failures.sort(key=lambda f: (f.kind.layer.order, f.explained_by is not None, importance(f)))

@@ -59,7 +59,7 @@ def _ways(fix: str) -> Iterator[str]:
 
 
 def _looked_through(saved: Report, registry: Registry, again: Iterable[Finding]) -> Report:
-    known = _Known(saved, registry, again)
+    known = _OwnFixes(saved, registry, again)
     return replace(
         saved,
         findings=tuple(map(known.of, saved.findings)),
@@ -67,7 +67,7 @@ def _looked_through(saved: Report, registry: Registry, again: Iterable[Finding])
     )
 
 
-class _Known:
+class _OwnFixes:
     """Fixes that this version has: of its kinds, and for the facts of a report."""
 
     def __init__(self, saved: Report, registry: Registry, again: Iterable[Finding]) -> None:

@@ -38,7 +38,7 @@ class Place:
         return bool(self.whole or self.ranks or self.links or self.things)
 
 
-class Map:
+class PlaceIndex:
     """Hosts and ranks of one cluster, by the names that findings use."""
 
     def __init__(self, cluster: Cluster) -> None:

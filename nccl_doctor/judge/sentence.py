@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nccl_doctor.judge.place import Map
+from nccl_doctor.judge.place import PlaceIndex
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import CheckResult, Finding, Layer, Status, Where, number_range
 from nccl_doctor.model.kinds import ENGINE_CODES, RUN_INTERRUPTED
@@ -50,7 +50,7 @@ def summary(
         warnings = _count(len(roots), "warning")
         return f"{fit} can train with {cluster.backend}, with {warnings}: {titles}"
     if verdict == "fail":
-        ground = Map(cluster)
+        ground = PlaceIndex(cluster)
         # The ends of a link are counted only where no host is to blame for it.
         blamed = [
             replace(finding.where, links=()) if finding.where.hosts else finding.where

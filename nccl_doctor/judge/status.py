@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from nccl_doctor.judge.causes import importance
 from nccl_doctor.judge.checks import error_words, view_for
-from nccl_doctor.judge.place import Map, Place, host_where, is_of_a_group, rank_where
+from nccl_doctor.judge.place import Place, PlaceIndex, host_where, is_of_a_group, rank_where
 from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import ALONE, Cluster, Outcome, OutcomeStatus, Rank
 from nccl_doctor.model.findings import (
@@ -289,7 +289,7 @@ def check_results(
     `findings` are as `explain` left them. Each mapping is by check name: `skipped` to why it does
     not apply, `broken` to what went wrong in its `judge`.
     """
-    blockers, roll = _Blockers(cluster, findings), Roll(cluster)
+    blockers, roll = _Reasons(cluster, findings), Roll(cluster)
     return [
         _result(
             Account(roll, check),
@@ -305,7 +305,7 @@ def check_results(
 def _result(
     account: Account,
     own: Sequence[Finding],
-    reasons: _Blockers,
+    reasons: _Reasons,
     *,
     skipped: str | None,
     broken: str | None,
@@ -361,11 +361,11 @@ def _result(
     )
 
 
-class _Blockers:
+class _Reasons:
     """The failures of one report, as reasons for what could not be observed."""
 
     def __init__(self, cluster: Cluster, findings: Sequence[Finding]) -> None:
-        self._ground = Map(cluster)
+        self._ground = PlaceIndex(cluster)
         self._failures = [
             (finding, self._ground.place(finding.where), finding.kind.layer.order)
             for finding in sorted(findings, key=lambda f: (f.kind.layer.order, importance(f)))

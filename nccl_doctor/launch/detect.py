@@ -53,7 +53,7 @@ def detect(environ: Mapping[str, str]) -> Launch:
     launcher = next((row for row in LAUNCHERS if _started_us(row, environ)), None)
     if launcher is None:
         return Launch()
-    reading = _Reading(launcher, environ)
+    reading = _EnvironmentPass(launcher, environ)
     reading.read()
     reading.compare()
     reading.derive()
@@ -81,7 +81,7 @@ def _started_us(launcher: Launcher, environ: Mapping[str, str]) -> bool:
     return (size or world or 1) > 1
 
 
-class _Reading:
+class _EnvironmentPass:
     """One pass over the environment: values, where each came from, and what is wrong."""
 
     def __init__(self, launcher: Launcher, environ: Mapping[str, str]) -> None:

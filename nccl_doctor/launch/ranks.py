@@ -110,12 +110,12 @@ def run_host(
 
     Returns: the exit code of local rank 0, whose report it is; 3 if it was killed.
     """
-    return _Host(nproc, first, sibling, deadline, died, more=more).run(
+    return _HostRanks(nproc, first, sibling, deadline, died, more=more).run(
         _listen() if wake is None else wake
     )
 
 
-class _Host:
+class _HostRanks:
     """The ranks of this host, as the process that forks them sees them."""
 
     def __init__(

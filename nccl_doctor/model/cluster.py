@@ -540,28 +540,28 @@ class Cluster:
                     if outcome.status not in passed:
                         yield rank, check, name, outcome
 
-    def look_through(self) -> Mapping[str, Seen]:
+    def look_through(self) -> Mapping[str, CheckOutcomes]:
         """Check → its outcomes, of all checks: those not known yet are found in one pass over all
         facts, which else each check finds for itself.
         """
         return self._every
 
-    def _outcomes_of(self, check: str) -> Seen:
+    def _outcomes_of(self, check: str) -> CheckOutcomes:
         """Outcomes of a check: found once among all ranks, and then kept."""
         if check not in self._seen and "_every" in vars(self):
-            return Seen()
+            return CheckOutcomes()
         if check not in self._seen:
             here = ((r, {check: facts[check]}) for r, facts in self._observers if check in facts)
-            self._seen[check] = index_of(here).get(check) or Seen()
+            self._seen[check] = index_of(here).get(check) or CheckOutcomes()
         return self._seen[check]
 
     @cached_property
-    def _every(self) -> Mapping[str, Seen]:
+    def _every(self) -> Mapping[str, CheckOutcomes]:
         self._seen.update(index_of(self._observers, besides=self._seen))
         return self._seen
 
     @cached_property
-    def _seen(self) -> dict[str, Seen]:
+    def _seen(self) -> dict[str, CheckOutcomes]:
         return {}
 
 
@@ -630,7 +630,7 @@ class Held:
         self.took_s = 0.0
 
 
-class Seen:
+class CheckOutcomes:
     """Outcomes of one check: `rounds[i]` are those of `ranks[i]`; `held`: round → the same."""
 
     __slots__ = ("held", "ranks", "rounds")
@@ -643,17 +643,17 @@ class Seen:
 
 def index_of(
     observed: Iterable[tuple[Rank, Facts]], besides: Container[str] = ()
-) -> dict[str, Seen]:
+) -> dict[str, CheckOutcomes]:
     """Check → its outcomes, of (observer, facts) in order of rank; not of checks in `besides`."""
     good = OutcomeStatus.OK
-    index: dict[str, Seen] = {}
+    index: dict[str, CheckOutcomes] = {}
     for rank, facts in observed:
         for check, rounds in facts.items():
             if check in besides:
                 continue
             seen = index.get(check)
             if seen is None:
-                seen = index[check] = Seen()
+                seen = index[check] = CheckOutcomes()
             seen.ranks.append(rank)
             seen.rounds.append(rounds)
             for name, outcome in rounds.items():

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from nccl_doctor.model.check import Skip, Untested
 from nccl_doctor.model.cluster import MAX_BREADCRUMBS, Outcome, OutcomeStatus
-from nccl_doctor.observe.line import Line, NoLine, sendable
+from nccl_doctor.observe.line import ChildLine, NoLine, sendable
 from nccl_doctor.system.forks import (
     Standstill,
     close_others,
@@ -54,7 +54,7 @@ _MUTE = ("T", "t", "Z", "")
 """State letters of processes that react to no signal."""
 _GO_ON, _LEAVE = b"+", b"-"
 
-Work = Callable[[Line], Mapping[str, Any]]
+Work = Callable[[ChildLine], Mapping[str, Any]]
 """Function that runs in the child: gets the line to the parent, returns the facts."""
 
 
@@ -335,7 +335,7 @@ def _serve(child: Child, write_end: int, go: int, parent: int) -> NoReturn:
         faulthandler.enable(file=child._stack, all_threads=True)
         faulthandler.register(signal.SIGUSR1, file=child._stack, all_threads=True)
         while True:
-            line = Line(write_end)
+            line = ChildLine(write_end)
             result = _result(child.job.work, line)
             line.send(result)
             deadline, orderly = child.job.deadline, "raised" not in result
@@ -349,7 +349,7 @@ def _serve(child: Child, write_end: int, go: int, parent: int) -> NoReturn:
         leave(code, deadline, orderly=orderly)
 
 
-def _result(work: Work, line: Line) -> dict[str, Any]:
+def _result(work: Work, line: ChildLine) -> dict[str, Any]:
     try:
         return {"facts": work(line)}
     except Skip as reason:

@@ -16,7 +16,7 @@ _SHORT = 400
 """Characters of a message that cannot be nested too deep."""
 
 
-class Line:
+class ChildLine:
     """The child's end of the pipe; whole messages, from any thread. No secret leaves the child."""
 
     def __init__(self, pipe: int) -> None:
@@ -45,7 +45,7 @@ class Line:
         self.send({"so_far": facts})
 
 
-class NoLine(Line):
+class NoLine(ChildLine):
     """Line of work that is done in the process of the parent, where no message is read."""
 
     def __init__(self) -> None:

@@ -34,12 +34,12 @@ from nccl_doctor.observe.child import (
     ProbeJob,
     outcome_without_child,
 )
-from nccl_doctor.observe.line import Line
+from nccl_doctor.observe.line import ChildLine
 from nccl_doctor.system.forks import REAP_WAIT_S
 from nccl_doctor.system.shortage import Shortage, shortage_of, soft_limit
 from nccl_doctor.toolkit.host import open_descriptors
 
-__all__ = ["MAX_MESSAGE_BYTES", "Line", "ProbeJob", "job_of", "patience", "run"]
+__all__ = ["MAX_MESSAGE_BYTES", "ChildLine", "ProbeJob", "job_of", "patience", "run"]
 
 AT_ONCE = 64
 """Children at the same time."""
@@ -102,7 +102,7 @@ def job_of(
     `spare_s` later if it lacked a processor.
     """
 
-    def work(line: Line) -> Mapping[str, Any]:
+    def work(line: ChildLine) -> Mapping[str, Any]:
         inside = replace(
             context,
             breadcrumb=line.breadcrumb,

@@ -18,7 +18,7 @@ _MOST_SOCKETS = 253
 _MOST_BYTES = 1 << 17
 
 
-class Shelf:
+class KeptSockets:
     """See `api.Shelf`; made by the participant, used by the children of one check."""
 
     def __init__(self) -> None:

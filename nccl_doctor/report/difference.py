@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from nccl_doctor.judge.history.difference import Difference, Turn
+from nccl_doctor.judge.history.difference import Difference, FindingChange
 from nccl_doctor.judge.history.figures import SHARE, Change, amount, percent
 from nccl_doctor.model.findings import Where
 from nccl_doctor.report.lines import MIN_WIDTH, Table, lay_out, to_ascii
-from nccl_doctor.report.story import Places
+from nccl_doctor.report.story import PlaceWords
 from nccl_doctor.system.terminal import safe
 
 _MARKS = {"new": "✗", "gone": "✓", "changed": "·"}
@@ -18,7 +18,7 @@ _NONE = "–"
 
 def render(
     difference: Difference,
-    places: Places,
+    places: PlaceWords,
     *,
     width: int = 100,
     verbose: bool = False,
@@ -40,7 +40,7 @@ def render(
 
 
 def _blocks(
-    difference: Difference, places: Places, width: int, *, verbose: bool
+    difference: Difference, places: PlaceWords, width: int, *, verbose: bool
 ) -> Iterator[list[str]]:
     def say(where: Where) -> str:
         return places.say(where) or "everywhere"
@@ -73,7 +73,7 @@ def _blocks(
         yield ["Speeds", *_speeds(difference, places, width, verbose=verbose)]
 
 
-def _turn(turn: Turn, places: Places, width: int) -> Iterator[str]:
+def _turn(turn: FindingChange, places: PlaceWords, width: int) -> Iterator[str]:
     finding = turn.finding
     where = places.say(finding.where)
     at = f" ({where})" if where else ""
@@ -86,11 +86,13 @@ def _turn(turn: Turn, places: Places, width: int) -> Iterator[str]:
     yield from _wrap(text, width, f"  {_MARKS[turn.state] if _tells(turn) else '·'} ")
 
 
-def _tells(turn: Turn) -> bool:
+def _tells(turn: FindingChange) -> bool:
     return turn.state == "gone" or turn.is_worse
 
 
-def _speeds(difference: Difference, places: Places, width: int, *, verbose: bool) -> Iterator[str]:
+def _speeds(
+    difference: Difference, places: PlaceWords, width: int, *, verbose: bool
+) -> Iterator[str]:
     changes = difference.speeds if verbose else difference.notable
     if changes:
         head = ("what", "where", "before", "now", "change")
@@ -108,7 +110,7 @@ def _speeds(difference: Difference, places: Places, width: int, *, verbose: bool
         yield from _wrap(note, width, "  · ")
 
 
-def _speed(change: Change, places: Places) -> tuple[str, ...]:
+def _speed(change: Change, places: PlaceWords) -> tuple[str, ...]:
     word = ""
     if change.busy:
         word = ", measured on a busy machine"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from nccl_doctor.model.findings import Finding, Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.formats.markdown import sections
-from nccl_doctor.report.story import MOST_PLACES, Places, Steps, by_kind, some
+from nccl_doctor.report.story import MOST_PLACES, PlaceWords, Steps, by_kind, some
 from nccl_doctor.system.terminal import inert, safe
 
 MOST = 10
@@ -29,7 +29,7 @@ def commands(report: Report) -> str:
 
     What another finding explains is left out. An exit code that is not 0 always has an error.
     """
-    places, steps = Places(report), Steps(report)
+    places, steps = PlaceWords(report), Steps(report)
     errors: list[str] = []
     warnings: list[str] = []
     for group in by_kind(report.root_causes):
@@ -69,7 +69,7 @@ def inert_as(form: str, text: str) -> str:
     return inert(text)
 
 
-def _annotation(places: Places, steps: Steps, group: Sequence[Finding]) -> str:
+def _annotation(places: PlaceWords, steps: Steps, group: Sequence[Finding]) -> str:
     """Properties and message of one command, for all findings of a code."""
     kind = group[0].kind
     where = list(dict.fromkeys(filter(None, (places.say(found.where) for found in group))))

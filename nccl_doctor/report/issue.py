@@ -19,7 +19,7 @@ from nccl_doctor.model.findings import Finding, Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.model.sections import Setup
 from nccl_doctor.report.formats.markdown import code, prose
-from nccl_doctor.report.story import MOST_PLACES, Checks, Places, no_checks, sections_of
+from nccl_doctor.report.story import MOST_PLACES, Checks, PlaceWords, no_checks, sections_of
 from nccl_doctor.system.terminal import lines, safe
 
 UNKNOWN = "_(please fill in)_"
@@ -163,7 +163,7 @@ def _own(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _findings(report: Report) -> str:
-    places = Places(report)
+    places = PlaceWords(report)
     lines = [f"{prose(report.summary)}\n"]
     for finding in report.root_causes[:MOST_PLACES]:
         where = places.say(finding.where)
@@ -248,14 +248,14 @@ _FIRST = {
 }
 
 
-class Answer(NamedTuple):
+class FormAnswer(NamedTuple):
     """Answer in one line of words; `no`: the report says that it is not the project's fault."""
 
     no: bool
     words: str
 
 
-def upstream_fault(project: str, report: Report) -> Answer:
+def upstream_fault(project: str, report: Report) -> FormAnswer:
     """Whether what the report found is a fault of the project."""
     name = NAMES[project]
     heard = [cause for cause in report.root_causes if cause.level is not Severity.INFO]
@@ -269,21 +269,23 @@ def upstream_fault(project: str, report: Report) -> Answer:
         words = (
             f"not known: this report {measured}; say what the job itself does, and where it ends"
         )
-        return Answer(False, words)
+        return FormAnswer(False, words)
     if rest:
         words = (
             f"no: {_codes(rest)} is a matter of this cluster, its settings or the job, and {name} "
             f"cannot repair it. First: {_fix(rest[0])}"
         )
-        return Answer(True, words)
+        return FormAnswer(True, words)
     if known:
         words = f"yes, and it is known there: {_codes(known)}. First: {_fix(known[0])}"
-        return Answer(False, words)
+        return FormAnswer(False, words)
     if project == "nccl" and "nccl" not in report.cluster.backend:
         backend = safe(report.cluster.backend)
-        return Answer(True, f"no: NCCL took no part in {_codes(work)}; the backend was {backend}")
+        return FormAnswer(
+            True, f"no: NCCL took no part in {_codes(work)}; the backend was {backend}"
+        )
     words = f"perhaps: nothing that was examined explains {_codes(work)}. Try before: "
-    return Answer(False, words + _FIRST[project])
+    return FormAnswer(False, words + _FIRST[project])
 
 
 def _fix(cause: Finding) -> str:

@@ -21,7 +21,7 @@ from nccl_doctor.report.github import ROOM, commands, inert_as, summary
 from nccl_doctor.report.next_step import beside
 from nccl_doctor.report.profiles import tell, unable
 from nccl_doctor.report.story import Checks, no_checks
-from nccl_doctor.report.text import Text
+from nccl_doctor.report.text import TextReport
 from nccl_doctor.system import helpers
 from nccl_doctor.system.files import append, write_whole
 from nccl_doctor.system.helpers import send
@@ -96,8 +96,8 @@ class Printer:
             )
         put(stream, text, "text", self._rest or "")
 
-    def _text(self, report: Report, stream: TextIO) -> Text:
-        return Text(
+    def _text(self, report: Report, stream: TextIO) -> TextReport:
+        return TextReport(
             report,
             width=_width_of(stream),
             color=wants_color(stream),

@@ -12,7 +12,7 @@ from nccl_doctor.model.commands import word
 from nccl_doctor.model.findings import Finding, Severity
 from nccl_doctor.model.fixes import Fix, Step
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.story import Places, Steps, is_for_shell, lasts, typed
+from nccl_doctor.report.story import PlaceWords, Steps, is_for_shell, lasts, typed
 from nccl_doctor.system.terminal import safe
 
 _HERE = 'case "$(uname -n)" in'
@@ -24,7 +24,7 @@ def render(report: Report, host: str | None = None) -> str:
     It has the steps of what nothing else explains, the worst first. Other ways to the same end, and
     what takes a step back, are comments.
     """
-    steps, places = Steps(report), Places(report)
+    steps, places = Steps(report), PlaceWords(report)
     findings = _to_fix(report)
     if host is not None:
         body = list(_body(steps, places, findings, host))
@@ -57,7 +57,7 @@ def _head(report: Report, host: str | None) -> Iterator[str]:
         yield "# The names in this report are pseudonyms: put the real ones in."
 
 
-def _by_hand(places: Places, findings: Sequence[Finding]) -> Iterator[str]:
+def _by_hand(places: PlaceWords, findings: Sequence[Finding]) -> Iterator[str]:
     """Comments on fixes without a command."""
     for finding in findings:
         fix = finding.fix or finding.kind.fix
@@ -67,14 +67,16 @@ def _by_hand(places: Places, findings: Sequence[Finding]) -> Iterator[str]:
             yield f"# by hand: {safe(fix)}"
 
 
-def _what(places: Places, finding: Finding) -> Iterator[str]:
+def _what(places: PlaceWords, finding: Finding) -> Iterator[str]:
     where = places.say(finding.where)
     place = f"{where}: " if where else ""
     yield f"# {safe(f'{finding.code}: {finding.kind.title}')}"
     yield f"# {safe(place + finding.message)}"
 
 
-def _body(steps: Steps, places: Places, findings: Sequence[Finding], host: str) -> Iterator[str]:
+def _body(
+    steps: Steps, places: PlaceWords, findings: Sequence[Finding], host: str
+) -> Iterator[str]:
     """Lines for one host; none where it has no part in any fix."""
     for finding in findings:
         fix = finding.fix or finding.kind.fix
@@ -109,7 +111,7 @@ def _step(step: Step) -> Iterator[str]:
 class _Whole:
     """The script for all hosts: finding by finding, each step where only its hosts run it."""
 
-    def __init__(self, steps: Steps, places: Places) -> None:
+    def __init__(self, steps: Steps, places: PlaceWords) -> None:
         self._steps, self._places = steps, places
         self._every = set(steps.hosts)
         self._place = {name: at for at, name in enumerate(steps.hosts)}

@@ -52,7 +52,7 @@ def _which(host: Host) -> str:
     return ", ".join([f"node {host.node_rank}", *host.addresses[:1]])
 
 
-class Places:
+class PlaceWords:
     """Places of a report's findings in words: `ranks 8–15 on node3`, `nd1 → nd0`."""
 
     def __init__(self, report: Report, *, ranges: bool = False) -> None:

@@ -15,7 +15,7 @@ from nccl_doctor.report.story import (
     MOST_RANGES,
     Block,
     Checks,
-    Places,
+    PlaceWords,
     Steps,
     by_kind,
     checks_in_words,
@@ -48,7 +48,7 @@ def render(
     checks: Checks = no_checks,
 ) -> str:
     """The whole report as text that ends in a newline; for the arguments see `Text`."""
-    text = Text(
+    text = TextReport(
         report,
         width=width,
         color=color,
@@ -60,7 +60,7 @@ def render(
     return text.found() + text.end(report)
 
 
-class Text:
+class TextReport:
     """The report as text, in two parts: `end` tells what is known after all files are written.
 
     Args:
@@ -97,7 +97,7 @@ class Text:
         """Verdict, causes, and what was measured: all that does not change any more."""
         report, checks = self._report, self._checks
         page = Page(self._width, self._color)
-        places, steps = Places(report, ranges=True), Steps(report)
+        places, steps = PlaceWords(report, ranges=True), Steps(report)
         page.line(
             f"nccl-doctor: {report.verdict.upper()}: {report.summary}", report.verdict, bold=True
         )
@@ -136,7 +136,7 @@ class Text:
 
 
 def _root_cause(
-    page: Page, places: Places, steps: Steps, group: Sequence[Finding], quiet: bool
+    page: Page, places: PlaceWords, steps: Steps, group: Sequence[Finding], quiet: bool
 ) -> None:
     kind, tone = group[0].kind, group[0].level.value
     mark = _MARKS[tone]
@@ -176,7 +176,7 @@ def _doubt(finding: Finding) -> str:
     return "" if finding.confidence.value == "certain" else f" ({finding.confidence.value})"
 
 
-def _short(page: Page, places: Places, mark: str, finding: Finding, text: str) -> None:
+def _short(page: Page, places: PlaceWords, mark: str, finding: Finding, text: str) -> None:
     where = places.say(finding.where)
     page.line(f"{finding.code}{f' ({where})' if where else ''}: {text}", first=f"  {mark} ")
 
@@ -189,7 +189,7 @@ def _links(page: Page, report: Report, checks: Checks) -> None:
         page.raw(lines)
 
 
-def _explained(page: Page, places: Places, report: Report) -> None:
+def _explained(page: Page, places: PlaceWords, report: Report) -> None:
     explained = [f for f in report.findings if f.explained_by and f.level is not Severity.INFO]
     if explained:
         page.heading("Explained by the above, gone when it is fixed")
@@ -199,7 +199,7 @@ def _explained(page: Page, places: Places, report: Report) -> None:
         _short(page, places, "·", whole, f"explained by {causes}")
 
 
-def _warnings(page: Page, places: Places, steps: Steps, report: Report) -> None:
+def _warnings(page: Page, places: PlaceWords, steps: Steps, report: Report) -> None:
     roots = {(finding.code, finding.level) for finding in report.root_causes}
     warnings = [
         finding
@@ -302,7 +302,7 @@ def _beside(report: Report) -> list[Finding]:
     return [finding for finding in infos if finding.kind.beside and not finding.explained_by]
 
 
-def _infos(page: Page, places: Places, report: Report) -> None:
+def _infos(page: Page, places: PlaceWords, report: Report) -> None:
     shown = _beside(report)
     infos = [
         finding

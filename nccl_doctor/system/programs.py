@@ -20,7 +20,7 @@ _MOST_WORDS = 400
 
 
 @dataclass(frozen=True)
-class Said:
+class ProgramEnd:
     """The end of a program.
 
     Attributes:
@@ -51,7 +51,7 @@ def run_program(
     env: Mapping[str, str],
     limit_s: float,
     tick: Callable[[], None] = lambda: None,
-) -> Said:
+) -> ProgramEnd:
     """Run a program, for at most `limit_s` seconds.
 
     Its output goes to a file, so that it never waits for its reader. It stays in the process group
@@ -79,7 +79,7 @@ def run_program(
                 env={**env, "LC_ALL": "C"},
             )
         except OSError as error:
-            return Said("", None, f"{name} cannot be started: {error.strerror}")
+            return ProgramEnd("", None, f"{name} cannot be started: {error.strerror}")
         problem = ""
         try:
             while process.poll() is None and not problem:
@@ -101,7 +101,7 @@ def run_program(
                         process.wait(_GOODBYE_S)
         output.seek(0)
         text = output.read(LARGEST).decode("utf-8", "replace")
-        return Said(text, None if problem else process.returncode, problem)
+        return ProgramEnd(text, None if problem else process.returncode, problem)
 
 
 def installed(name: str) -> str | None:

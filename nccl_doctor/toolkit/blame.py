@@ -125,13 +125,13 @@ def blame_links(tested: Iterable[tuple[P, P]], failed: Iterable[tuple[P, P]]) ->
     bad = frozenset(failed)
     if not bad:
         return LinkBlame()
-    matrix = _Matrix(frozenset(tested), bad)
+    matrix = _SetCover(frozenset(tested), bad)
     hosts = tuple(matrix.hosts())
     left = matrix.failed.difference(*(cause.pairs for cause in hosts))
     return LinkBlame((*hosts, *matrix.links(left)))
 
 
-class _Matrix(Generic[P]):
+class _SetCover(Generic[P]):
     """The failed pairs as a set cover.
 
     To count causes, one per host is enough: `reach` has the failed pairs of a host in each of its

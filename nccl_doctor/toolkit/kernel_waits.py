@@ -14,7 +14,7 @@ from nccl_doctor.model.commands import shell
 from nccl_doctor.model.fixes import Fix, Step, look
 
 
-class Cause(NamedTuple):
+class WaitCause(NamedTuple):
     """A cause that processes wait for; `file_systems` are types of mounts as in /proc/mounts."""
 
     words: str
@@ -24,9 +24,9 @@ class Cause(NamedTuple):
     fix: str
 
 
-def _cause(words: str, channel: str, name: str = "", mounts: str = "", fix: str = "") -> Cause:
+def _cause(words: str, channel: str, name: str = "", mounts: str = "", fix: str = "") -> WaitCause:
     by_name = re.compile(name) if name else None
-    return Cause(words, re.compile(channel), by_name, tuple(mounts.split()), fix)
+    return WaitCause(words, re.compile(channel), by_name, tuple(mounts.split()), fix)
 
 
 _NOT_RESPONDING = look(shell("dmesg | grep -i 'not responding'"), "which server; bring it back")
@@ -103,7 +103,7 @@ CAUSES = (
 )
 
 
-def cause_of(name: str, channel: str) -> Cause | None:
+def cause_of(name: str, channel: str) -> WaitCause | None:
     """The cause that a process waits for; None if not known.
 
     Args:

@@ -21,7 +21,7 @@ _DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
 _NAMES = ("torch", "torch.distributed")
 
 
-class _Failed(MetaPathFinder):
+class _NoSecondImport(MetaPathFinder):
     """Refuses to import torch again: a second attempt finds parts of the first, and says something
     else.
     """
@@ -63,7 +63,7 @@ def load_torch() -> str:
     """
     words = torch_error()
     if not words and (words := _tried_apart() or _tried()):
-        sys.meta_path.insert(0, _Failed(words))
+        sys.meta_path.insert(0, _NoSecondImport(words))
     return words
 
 
@@ -91,4 +91,4 @@ def _tried_apart() -> str:
 
 def torch_error() -> str:
     """Answer of `load_torch` in this process, or in the one that it was forked from."""
-    return next((each.words for each in sys.meta_path if isinstance(each, _Failed)), "")
+    return next((each.words for each in sys.meta_path if isinstance(each, _NoSecondImport)), "")

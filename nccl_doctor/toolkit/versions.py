@@ -75,7 +75,7 @@ def public(version: str) -> str:
 
 
 @dataclass(frozen=True)
-class Difference:
+class DifferingComponents:
     """The components that differ at one set of places.
 
     Attributes:
@@ -93,7 +93,7 @@ class Difference:
     tie: bool
 
 
-def differences(stacks: Mapping[int, Mapping[str, str]]) -> tuple[Difference, ...]:
+def differences(stacks: Mapping[int, Mapping[str, str]]) -> tuple[DifferingComponents, ...]:
     """Compare component by component; components that differ at the same places come together.
 
     A host with another image differs in many versions at once, for one reason.
@@ -118,7 +118,7 @@ def differences(stacks: Mapping[int, Mapping[str, str]]) -> tuple[Difference, ..
             places = tuple(sorted(place for place in odd.places if values[place] == value))
             merged.setdefault((places, False), []).append((name, value, odd.usual))
     return tuple(
-        Difference(
+        DifferingComponents(
             places,
             {name: value for name, value, _ in found if value is not None},
             {name: usual for name, _, usual in found if usual is not None},
@@ -129,7 +129,7 @@ def differences(stacks: Mapping[int, Mapping[str, str]]) -> tuple[Difference, ..
     )
 
 
-def sides_on_hosts(odd: Difference, labels: Mapping[int, str]) -> dict[str, str]:
+def sides_on_hosts(odd: DifferingComponents, labels: Mapping[int, str]) -> dict[str, str]:
     """Component → in words, the hosts that have each version; `labels`: place → name of its host.
 
     A host whose ranks differ has more than one.

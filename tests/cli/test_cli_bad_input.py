@@ -26,7 +26,7 @@ from nccl_doctor.report import facts, github, issue, script
 from nccl_doctor.report import text as report_text
 from nccl_doctor.report.formats import formats, renderer
 from nccl_doctor.report.redaction import redact
-from nccl_doctor.report.story import Places
+from nccl_doctor.report.story import PlaceWords
 from tests.cli.program import CLEAN, error_of, program
 from tests.support import many_calls
 from tests.support.checks import REGISTRY
@@ -377,7 +377,7 @@ def test_every_renderer_bears_whatever_is_read():
         "redact": lambda report: renderer("json")(redact(report, b"a key of the test")[0]),
         "judge": lambda report: renderer("json")(judge_again(report, REGISTRY)),
         "diff": lambda report: report_difference.render(
-            difference(report, plain, REGISTRY.checks), Places(plain)
+            difference(report, plain, REGISTRY.checks), PlaceWords(plain)
         ),
     }
     number = 0

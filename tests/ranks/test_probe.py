@@ -24,7 +24,7 @@ from nccl_doctor import registry
 from nccl_doctor.api import Context, Launch, Skip, Untested
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.observe import probe
-from nccl_doctor.observe.shelf import Shelf
+from nccl_doctor.observe.shelf import KeptSockets
 from nccl_doctor.system import forks
 from nccl_doctor.toolkit.groups.stacks import main_stack
 from tests.ranks.ranks import descendants, gone
@@ -50,7 +50,7 @@ def outcome_of(work: Callable[[Any], Any], deadline_s: float = 10.0) -> Outcome:
 
 
 def test_sockets_that_one_child_leaves_another_one_finds_open() -> None:
-    shelf = Shelf()
+    shelf = KeptSockets()
 
     def outcome_with(work: Callable[[Any], Any]) -> Outcome:
         job = probe.ProbeJob("test", work, time.monotonic() + 10, files=shelf.files)

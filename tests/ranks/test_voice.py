@@ -16,7 +16,7 @@ from nccl_doctor.gather.opening import prefix_of
 from nccl_doctor.gather.store import ControlStore, StoreTimeout
 from nccl_doctor.gather.voice import speaker, spoken
 from nccl_doctor.gather.voice.letters import answers_in, answers_key, sign_ins_in
-from nccl_doctor.gather.voice.line import Line, LineLost, call, listener_at, name_of
+from nccl_doctor.gather.voice.line import LineLost, SpeakerLine, call, listener_at, name_of
 from nccl_doctor.gather.voice.sharing import Known
 from nccl_doctor.gather.voice.speaker import Speaker
 from nccl_doctor.gather.voice.spoken import Spoken
@@ -47,7 +47,7 @@ class Host:
     def connection(self) -> ControlStore:
         return ControlStore("127.0.0.1", self.port, timeout_s=5, prefix=prefix_of(RUN))
 
-    def line(self) -> Line:
+    def line(self) -> SpeakerLine:
         line = call(self.name, 1.0)
         assert line is not None
         return line

@@ -32,7 +32,7 @@ from nccl_doctor.checks.firewall.culprits import follow_pairs
 from nccl_doctor.toolkit.firewall.netfilter import Rules
 from nccl_doctor.toolkit.firewall.rulesets import parse_nft
 from nccl_doctor.toolkit.net.interfaces import Interface
-from nccl_doctor.toolkit.peers.echo import Door
+from nccl_doctor.toolkit.peers.echo import ListeningAddress
 from nccl_doctor.toolkit.peers.listeners import Listeners
 from nccl_doctor.toolkit.peers.schedule import Schedule
 from tests.support.checks import CHECKS
@@ -600,7 +600,7 @@ def test_what_fails_at_a_host_that_listens_no_more_was_not_tried() -> None:
 
 
 @contextmanager
-def takes_one(door: Door) -> Iterator[Door]:
+def takes_one(door: ListeningAddress) -> Iterator[ListeningAddress]:
     """The way to a listener that takes one connection, and is closed then."""
 
     def pass_on(source: socket.socket, target: socket.socket) -> None:

@@ -49,7 +49,7 @@ from nccl_doctor.checks.held_connections.listeners import CALLER, LISTENER, List
 from nccl_doctor.checks.held_connections.talk import Held, begin, end, hold
 from nccl_doctor.checks.held_connections.through import ask_all, begin_all
 from nccl_doctor.judge.causes import explain
-from nccl_doctor.observe.shelf import Shelf
+from nccl_doctor.observe.shelf import KeptSockets
 from tests.support.clusters import make_cluster, outcome, reread
 from tests.support.findings import judge, only
 from tests.support.rows import each_row
@@ -519,7 +519,7 @@ def test_two_hosts_hold_connections_to_each_other() -> None:
 
 
 def test_two_hosts_hold_connections_through_the_run() -> None:
-    shelves = {0: Shelf(), 2: Shelf()}
+    shelves = {0: KeptSockets(), 2: KeptSockets()}
 
     def observe(seat: int, table: Table, name: str) -> Mapping[str, Any]:
         ctx = replace(context(seat, table), round=name, shelf=shelves[seat])
@@ -538,7 +538,7 @@ def test_two_hosts_hold_connections_through_the_run() -> None:
 
 
 def test_sockets_for_which_there_is_no_room_are_untested(home: Listener) -> None:
-    shelf = Shelf()
+    shelf = KeptSockets()
     entry = {"interface": "lo", **home.door.to_json()}
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     begin_all(shelf, [home], [(2, entry)], {})

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.launch.command_line import accelerate, accelerate_config, deepspeed, torchrun
 from nccl_doctor.launch.command_line.installed import installed_flags
-from nccl_doctor.launch.command_line.job_line import FlagTable, JobLineError, Said, read_flags
+from nccl_doctor.launch.command_line.job_line import FlagTable, JobLineError, LineValue, read_flags
 from nccl_doctor.launch.command_line.reader import read
 from nccl_doctor.launch.ssh import hostfile
 from tests.support.lazy import Lazy
@@ -340,7 +340,7 @@ def test_torchrun_reads_the_same(words: list[str]):
 @given(text=st.text(alphabet="ab.-_:[]0129 %/", max_size=12))
 def test_an_endpoint_is_read_as_torch_reads_it(text: str):
     try:
-        host, port = torchrun.parse_endpoint(Said(text, "--rdzv_endpoint"))
+        host, port = torchrun.parse_endpoint(LineValue(text, "--rdzv_endpoint"))
     except JobLineError:
         with pytest.raises(ValueError, match="rendezvous endpoint"):
             utils.parse_rendezvous_endpoint(text, -1)
@@ -350,7 +350,7 @@ def test_an_endpoint_is_read_as_torch_reads_it(text: str):
 
 @pytest.mark.parametrize("conf", ["", " ", "a=1", "a=1,b=2", "a", "a=", "=1", "a=1,", "a = b=c "])
 def test_a_rendezvous_conf_is_read_as_torch_reads_it(conf: str):
-    told = {"rdzv_conf": Said(conf, "--rdzv_conf")}
+    told = {"rdzv_conf": LineValue(conf, "--rdzv_conf")}
     try:
         found = torchrun._conf(told)
     except JobLineError:

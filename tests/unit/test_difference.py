@@ -11,7 +11,7 @@ from nccl_doctor.judge.history import Difference, difference
 from nccl_doctor.model.kinds import SLOWER
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.difference import render
-from nccl_doctor.report.story import Places
+from nccl_doctor.report.story import PlaceWords
 from tests.support.clusters import make_cluster
 from tests.support.exchanges import World, both
 from tests.support.pasts import LINKS, saved
@@ -24,7 +24,7 @@ def compared(old: Report, new: Report) -> Difference:
 
 
 def text_of(found: Difference, new: Report, **how: bool) -> str:
-    return render(found, Places(new), **how)
+    return render(found, PlaceWords(new), **how)
 
 
 def found_in(day: int, *findings: Finding, names: tuple[str, ...] = ("nd0", "nd1")) -> Report:

@@ -22,7 +22,7 @@ from nccl_doctor.toolkit.peers.echo import (
     SEGMENT_MARK,
     SEGMENT_REPLY,
     Call,
-    Door,
+    ListeningAddress,
     Talk,
     _random_content,
     address_words,
@@ -36,7 +36,7 @@ HOME = "127.0.0.1"
 
 
 @contextmanager
-def server(behave: Callable[[socket.socket], object]) -> Iterator[Door]:
+def server(behave: Callable[[socket.socket], object]) -> Iterator[ListeningAddress]:
     """Some other program on a port."""
     with socket.create_server((HOME, 0)) as listening:
         listening.settimeout(10)
@@ -52,7 +52,7 @@ def server(behave: Callable[[socket.socket], object]) -> Iterator[Door]:
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        yield Door(HOME, listening.getsockname()[1], "a" * 32, "b" * 32)
+        yield ListeningAddress(HOME, listening.getsockname()[1], "a" * 32, "b" * 32)
         listening.close()
         thread.join(10)
 

@@ -38,7 +38,7 @@ from nccl_doctor.report import github, script, text
 from nccl_doctor.report.formats import renderer
 from nccl_doctor.report.manual import kind_page
 from nccl_doctor.report.redaction import redact
-from nccl_doctor.report.story import Places, ranges_to_type, typed
+from nccl_doctor.report.story import PlaceWords, ranges_to_type, typed
 from nccl_doctor.toolkit.relaunch import start_with
 from tests.support.clusters import make_cluster
 from tests.support.fixes import prose_with_commands, steps_of, wrong_lines
@@ -439,7 +439,7 @@ def test_a_host_alone_with_the_name_of_the_master_is_told_from_it():
     host = replace(cluster.hosts[0], node_rank=1)
     ranks = (replace(cluster.ranks[0], host=host, launch=launch),)
     report = conclude(replace(cluster, hosts=(host,), ranks=ranks), [], run=RUN)
-    assert Places(report).say(Where(hosts=("ux0",))) == "ux0 (node 1, 192.168.77.1)"
+    assert PlaceWords(report).say(Where(hosts=("ux0",))) == "ux0 (node 1, 192.168.77.1)"
 
 
 # --- as a script ---

@@ -86,7 +86,7 @@ def test_any_answer_of_the_driver(
     monkeypatch.setattr(pynvml, "nvmlLib", Driver(seed, failing, FILLS[fill]))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     started = time.monotonic()
-    library = nvml.Library(lambda step, **details: json.dumps([step, details]))
+    library = nvml.Nvml(lambda step, **details: json.dumps([step, details]))
     try:
         versions: dict[str, Any] = dict(nvml.read_system(library))
     except nvml.Refused:

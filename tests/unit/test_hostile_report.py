@@ -32,7 +32,7 @@ from nccl_doctor.registry import installed
 from nccl_doctor.report import difference as difference_text
 from nccl_doctor.report import facts, github, issue, profiles, script, text
 from nccl_doctor.report.formats import formats, renderer
-from nccl_doctor.report.story import Places
+from nccl_doctor.report.story import PlaceWords
 from nccl_doctor.system import terminal
 from tests.cli.program import error_of, program
 from tests.support.ci import GROUP, NOTE, PORT, RISK, SHM, report_of
@@ -164,7 +164,7 @@ def ways(report: Report) -> Iterator[tuple[str, str, str]]:
     other = Report.from_json(whole())
     for old, new in ((report, other), (other, report)):
         found = difference(old, new, installed())
-        yield "diff", "text", difference_text.render(found, Places(new), verbose=True)
+        yield "diff", "text", difference_text.render(found, PlaceWords(new), verbose=True)
         yield "diff", "json", json.dumps(found.to_json())
 
 

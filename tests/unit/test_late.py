@@ -25,7 +25,7 @@ from nccl_doctor.toolkit.peers.echo import (
     SMALL_BYTES,
     STALL_S,
     TOKEN_BYTES,
-    Door,
+    ListeningAddress,
     call,
 )
 from nccl_doctor.toolkit.peers.listeners import _Caller
@@ -57,7 +57,7 @@ class Host:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
         assert process.stdout is not None
-        self.door = Door(**json.loads(process.stdout.readline()))
+        self.door = ListeningAddress(**json.loads(process.stdout.readline()))
 
     @contextmanager
     def without_cpu(self) -> Iterator[None]:
@@ -128,7 +128,9 @@ def test_a_large_message_that_lies_unread_is_noted(host: Host) -> None:
 
 def test_a_thread_that_is_late_to_answer_what_it_has_read_is_late() -> None:
     with socket.create_server((HOME, 0)) as listening:
-        door = Door(HOME, listening.getsockname()[1], "a" * TOKEN_BYTES, "b" * TOKEN_BYTES)
+        door = ListeningAddress(
+            HOME, listening.getsockname()[1], "a" * TOKEN_BYTES, "b" * TOKEN_BYTES
+        )
         with socket.create_connection((HOME, door.port), timeout=10) as sock:
             served, _ = listening.accept()
             with served:

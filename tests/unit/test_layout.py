@@ -130,6 +130,17 @@ def lines_that_open(path: Path) -> Iterator[int]:
             yield node.lineno
 
 
+def test_no_two_classes_have_one_name():
+    """With or without an underscore: one name, one meaning."""
+    places: dict[str, list[str]] = {}
+    for path in ENGINE_FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name.lstrip("_"), []).append(named(path))
+    assert len(places) > 300
+    assert {name: each for name, each in places.items() if len(each) > 1} == {}
+
+
 def test_files_of_the_user_are_opened_at_the_door():
     """Their disk may never answer, and nothing that is waited for may wait for it."""
     wrong = []

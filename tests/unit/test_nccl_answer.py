@@ -16,9 +16,9 @@ from nccl_doctor.checks.firewall import Firewall
 from nccl_doctor.checks.interfaces import Interfaces
 from nccl_doctor.checks.links import Links
 from nccl_doctor.system.helpers import send_foreign
-from nccl_doctor.toolkit.nccl.answer import OURS, Answer, Reading, ask_nccl, said
+from nccl_doctor.toolkit.nccl.answer import OURS, LibraryAnswer, ReadValue, ask_nccl, said
 from nccl_doctor.toolkit.nccl.conf import Setting
-from nccl_doctor.toolkit.nccl.interface_choice import BOOTSTRAP, SOCKETS, Choice
+from nccl_doctor.toolkit.nccl.interface_choice import BOOTSTRAP, SOCKETS, InterfaceChoice
 from nccl_doctor.toolkit.nccl.survey import by_answer, given_answer, survey
 from tests.support.libraries import compiled
 from tests.support.observing import observe
@@ -57,7 +57,7 @@ def test_nccl_is_asked_in_a_child(tmp_path: Path) -> None:
     steps: list[str] = []
     path = library(tmp_path, SAYS)
     answer = ask_nccl(path, {"NCCL_SOCKET_IFNAME": "e"}, steps.append)
-    assert answer == Answer(
+    assert answer == LibraryAnswer(
         path,
         "2.30.7",
         0,
@@ -120,9 +120,9 @@ def test_the_values_that_nccl_dumps_are_asked_for(tmp_path: Path) -> None:
     answer = ask_nccl(dumping(tmp_path), env)
     assert answer is not None
     assert answer.readings == {
-        "NCCL_DEBUG": Reading("WARN", True),  # the job's, not that of the child
-        "NCCL_SET_THREAD_NAME": Reading("FALSE", False),
-        "NCCL_HOSTID": Reading("mine", True),
+        "NCCL_DEBUG": ReadValue("WARN", True),  # the job's, not that of the child
+        "NCCL_SET_THREAD_NAME": ReadValue("FALSE", False),
+        "NCCL_HOSTID": ReadValue("mine", True),
     }
     assert answer.interface == "ours0", "the log is not the dump"
     settings = {name: Setting(value, "environment") for name, value in env.items()}
@@ -216,30 +216,43 @@ def test_variables_that_were_read_otherwise() -> None:
         "NCCL_DEBUG": Setting("WARN", "/etc/nccl.conf"),
     }
     assert "NCCL_DEBUG" in OURS
-    same = Answer("", from_files={"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"})
+    same = LibraryAnswer("", from_files={"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"})
     assert same.read_otherwise(settings) == []
-    other = Answer("", from_files={"NCCL_ALGO": "Tree", "NCCL_IB_TC": "1"})
+    other = LibraryAnswer("", from_files={"NCCL_ALGO": "Tree", "NCCL_IB_TC": "1"})
     assert other.read_otherwise(settings) == ["NCCL_ALGO", "NCCL_IB_TC", "NCCL_PROTO"]
 
 
-RULES = tuple(Choice(each, (("eth0", "192.0.2.1"),), "a rule") for each in (BOOTSTRAP, SOCKETS))
+RULES = tuple(
+    InterfaceChoice(each, (("eth0", "192.0.2.1"),), "a rule") for each in (BOOTSTRAP, SOCKETS)
+)
 NOTHING = tuple(
-    Choice(each, (), "a rule", problem="down", names=("eth0",)) for each in (BOOTSTRAP, SOCKETS)
+    InterfaceChoice(each, (), "a rule", problem="down", names=("eth0",))
+    for each in (BOOTSTRAP, SOCKETS)
 )
 
 
 @pytest.mark.parametrize(
     ("answer", "rules", "expected"),
     [
-        (Answer("", "2.30.7", 0, "eth0", "192.0.2.1"), RULES, "as before"),
-        (Answer("", "2.30.7", None, error="no answer"), RULES, "as before"),
-        (Answer("", "2.30.7", 5, error="none found"), NOTHING, "as before"),
-        (Answer("", "2.30.7", 0, "eth1", "192.0.3.1"), RULES, ((("eth1", "192.0.3.1"),), "")),
-        (Answer("", "2.30.7", 0, "eth1", "192.0.3.1"), NOTHING, ((("eth1", "192.0.3.1"),), "")),
-        (Answer("", "2.30.7", 5, error="none found"), RULES, ((), "refused")),
+        (LibraryAnswer("", "2.30.7", 0, "eth0", "192.0.2.1"), RULES, "as before"),
+        (LibraryAnswer("", "2.30.7", None, error="no answer"), RULES, "as before"),
+        (LibraryAnswer("", "2.30.7", 5, error="none found"), NOTHING, "as before"),
+        (
+            LibraryAnswer("", "2.30.7", 0, "eth1", "192.0.3.1"),
+            RULES,
+            ((("eth1", "192.0.3.1"),), ""),
+        ),
+        (
+            LibraryAnswer("", "2.30.7", 0, "eth1", "192.0.3.1"),
+            NOTHING,
+            ((("eth1", "192.0.3.1"),), ""),
+        ),
+        (LibraryAnswer("", "2.30.7", 5, error="none found"), RULES, ((), "refused")),
     ],
 )
-def test_the_answer_counts(answer: Answer, rules: tuple[Choice, Choice], expected: Any) -> None:
+def test_the_answer_counts(
+    answer: LibraryAnswer, rules: tuple[InterfaceChoice, InterfaceChoice], expected: Any
+) -> None:
     bootstrap, sockets = by_answer(answer, *rules)
     if expected == "as before":
         assert (bootstrap, sockets) == rules
@@ -361,7 +374,7 @@ def test_hosts_call_each_other_where_nccl_itself_would(check: Check) -> None:
 
 
 def test_what_is_listened_on_goes_by_the_answer() -> None:
-    answer = Answer("libnccl.so.2", "2.30.7", 0, "ours0", "192.0.2.9")
+    answer = LibraryAnswer("libnccl.so.2", "2.30.7", 0, "ours0", "192.0.2.9")
     expected = {
         "interface": "ours0",
         "address": "192.0.2.9",

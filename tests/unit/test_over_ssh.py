@@ -9,7 +9,7 @@ import pytest
 from nccl_doctor import registry
 from nccl_doctor.gather.fleet import Fleet, combine, report_of
 from nccl_doctor.judge.conclusion import conclude
-from nccl_doctor.launch.ssh.connection import Ended, Heard
+from nccl_doctor.launch.ssh.connection import CommandEnd, Heard
 from nccl_doctor.launch.ssh.hostfile import parse
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.options import Options
@@ -29,11 +29,13 @@ def fleet(*hosts: str) -> Fleet:
     return Fleet("hosts", entries, ("2",) * len(hosts), hosts[0], 29500, {})
 
 
-def ended(code: int | None = 0, stdout: str = "", stderr: str = "", ready: bool = True) -> Ended:
-    return Ended(code, ready, stdout, stderr, 1.0)
+def ended(
+    code: int | None = 0, stdout: str = "", stderr: str = "", ready: bool = True
+) -> CommandEnd:
+    return CommandEnd(code, ready, stdout, stderr, 1.0)
 
 
-def refused(host: str) -> Ended:
+def refused(host: str) -> CommandEnd:
     return ended(255, stderr=REFUSED.format(host), ready=False)
 
 
@@ -49,7 +51,9 @@ def answer(cluster: Cluster, **run: object) -> str:
     return json_format.render(report)
 
 
-def of(*heard: Ended, hosts: tuple[str, ...] = ("nd0", "nd1"), by: str | None = None) -> Report:
+def of(
+    *heard: CommandEnd, hosts: tuple[str, ...] = ("nd0", "nd1"), by: str | None = None
+) -> Report:
     report = combine(fleet(*hosts), Options(), Heard(heard, by), CHECKS, MINE)
     return through_json(report)
 

@@ -21,7 +21,7 @@ from nccl_doctor.report.facts import render as render_facts
 from nccl_doctor.report.formats import formats, renderer
 from nccl_doctor.report.redaction import redact
 from nccl_doctor.report.script import render as render_script
-from nccl_doctor.report.story import Places
+from nccl_doctor.report.story import PlaceWords
 from nccl_doctor.report.text import render as render_text
 from tests.support.checks import REGISTRY
 from tests.support.clusters import make_cluster, shut_out
@@ -59,7 +59,7 @@ RENDERED = {
         if name != "native"
     },
     "diff": lambda report: render_diff(
-        difference(report, changed(report), REGISTRY.checks), Places(report), verbose=2
+        difference(report, changed(report), REGISTRY.checks), PlaceWords(report), verbose=2
     ),
     "diff as json": lambda report: json.dumps(
         difference(changed(report), report, REGISTRY.checks).to_json()

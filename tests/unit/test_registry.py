@@ -324,7 +324,7 @@ def test_built_in_checks_share_a_code_only_by_the_very_same_kind():
     class Tide(Moon):
         name = "tide"
 
-    shelf = registry._Shelf()
+    shelf = registry._NamedChecks()
     for check in (Moon, Sun, Tide):
         shelf.add(check.name, "nccl-doctor", lambda check=check: check)
     assert list(shelf.checks) == ["moon", "tide"]

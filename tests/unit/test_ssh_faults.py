@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nccl_doctor.launch.ssh.connection import MARKER, Ended
-from nccl_doctor.launch.ssh.faults import Failed, findings
+from nccl_doctor.launch.ssh.connection import MARKER, CommandEnd
+from nccl_doctor.launch.ssh.faults import SilentHost, findings
 from nccl_doctor.model.kinds import (
     CONFIG_BAD_VALUE,
     REMOTE_COMMAND_FAILED,
@@ -65,9 +65,9 @@ SSH_SAYS = {
 }
 
 
-def failed(host: str = "nd1", **ended) -> Failed:
+def failed(host: str = "nd1", **ended) -> SilentHost:
     end = {"code": 255, "ready": False, "stdout": "", "stderr": "", "seconds": 0.1, **ended}
-    return Failed(host, host, f"bob@{host}", Ended(**end))
+    return SilentHost(host, host, f"bob@{host}", CommandEnd(**end))
 
 
 @each_row("stderr", SSH_SAYS)

@@ -17,9 +17,9 @@ from nccl_doctor.api import Context, Launch, Untested
 from nccl_doctor.checks.paths import Paths
 from nccl_doctor.system import forks
 from nccl_doctor.toolkit.storage import examine as examining
-from nccl_doctor.toolkit.storage.examine import Place, examine
+from nccl_doctor.toolkit.storage.examine import NeededPath, examine
 from nccl_doctor.toolkit.storage.steps import PathDesk
-from nccl_doctor.toolkit.storage.worker import Desk, Worker, ask, close_all
+from nccl_doctor.toolkit.storage.worker import Desk, StorageWorker, ask, close_all
 from tests.support import disks
 from tests.support.clusters import make_cluster
 from tests.support.findings import only
@@ -79,7 +79,11 @@ def test_the_file_of_another_host_is_seen_and_both_are_removed(tmp_path: Path) -
     other, file = written(tmp_path / "there")
     gone = [file[0].replace(file[0][-4:], "0000"), file[1]]
     board = Board({"0": file, "1": gone})
-    places = [Place(str(tmp_path / "there")), Place(str(tmp_path)), Place("/etc/hosts")]
+    places = [
+        NeededPath(str(tmp_path / "there")),
+        NeededPath(str(tmp_path)),
+        NeededPath("/etc/hosts"),
+    ]
     before = examining.SEEN_S
     examining.SEEN_S = 0.2
     try:
@@ -126,7 +130,7 @@ def test_who_is_killed_leaves_no_file(tmp_path: Path) -> None:
     heard, told = os.pipe()
 
     def body() -> int:
-        worker = Worker("storage", PathDesk(str(tmp_path)), 30)
+        worker = StorageWorker("storage", PathDesk(str(tmp_path)), 30)
         ask({0: worker}, "look", {0: {}}, 10)
         os.write(told, b"+" if "token" in ask({0: worker}, "write", {0: {}}, 10)[0] else b"-")
         time.sleep(60)
@@ -143,7 +147,7 @@ def test_who_is_killed_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_who_does_not_answer_is_not_waited_for_and_not_asked_again() -> None:
-    workers = {number: Worker("storage", Sleeper(), 30) for number in (0, 1)}
+    workers = {number: StorageWorker("storage", Sleeper(), 30) for number in (0, 1)}
     with pytest.raises(RuntimeError, match=r"KeyError: 'dance'"):
         ask(workers, "dance", {0: {}}, 10)
     began = time.monotonic()
@@ -164,9 +168,11 @@ def test_nobody_waits_for_a_file_server_that_is_gone(
     monkeypatch.setattr(examining, "STEP_S", 0.3)
     (tmp_path / "well").mkdir()
     with disks.silent(tmp_path) as dead:
-        found = examine(context(), [Place(str(dead / "x")), Place(str(tmp_path / "well"))])
+        found = examine(
+            context(), [NeededPath(str(dead / "x")), NeededPath(str(tmp_path / "well"))]
+        )
         with pytest.raises(Untested, match="give a longer --timeout"):
-            examine(context(deadline=time.monotonic() + 1.1), [Place(str(dead / "y"))])
+            examine(context(deadline=time.monotonic() + 1.1), [NeededPath(str(dead / "y"))])
     assert found[0]["hung"]["step"] == "look"
     assert found[0]["hung"]["after_s"] < 8
     assert "fuse" in found[0]["type"]
@@ -192,7 +198,7 @@ def test_disks_that_are_full_or_read_only(tmp_path: Path) -> None:
         with tmpfs(tmp_path / name, options) as folder:
             if fill:
                 (folder / "full").write_bytes(b"x" * fill)
-            here = {"paths": examine(context(), [Place(str(folder))])}
+            here = {"paths": examine(context(), [NeededPath(str(folder))])}
             assert not list(folder.glob(".nccl-doctor-*"))
         cluster = make_cluster(["nd0"], check="paths", by_host={"nd0": here}, round_name="hosts")
         return only(Paths(), cluster, code, hosts=["nd0"]).message

@@ -31,7 +31,7 @@ class LineLost(ConnectionError):
     """The other end of a line is gone, or says what it cannot have meant."""
 
 
-class Line:
+class SpeakerLine:
     """One end of a line."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -129,7 +129,7 @@ def listener_at(name: str) -> socket.socket | None:
     return sock
 
 
-def accept(listener: socket.socket) -> Line | None:
+def accept(listener: socket.socket) -> SpeakerLine | None:
     """Line of a process of this user that has called; None if there is none."""
     try:
         sock, _ = listener.accept()
@@ -138,7 +138,7 @@ def accept(listener: socket.socket) -> Line | None:
     return _line_of_our_user(sock)
 
 
-def call(name: str, patience_s: float) -> Line | None:
+def call(name: str, patience_s: float) -> SpeakerLine | None:
     """Line to the process that listens at a name, or will within so many seconds; else None."""
     until = time.monotonic() + patience_s
     while True:
@@ -153,10 +153,10 @@ def call(name: str, patience_s: float) -> Line | None:
         time.sleep(_PAUSE_S)
 
 
-def _line_of_our_user(sock: socket.socket) -> Line | None:
+def _line_of_our_user(sock: socket.socket) -> SpeakerLine | None:
     said = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(said)
     if user != os.getuid():
         sock.close()
         return None
-    return Line(sock)
+    return SpeakerLine(sock)

@@ -33,7 +33,7 @@ from nccl_doctor.gather.voice.letters import (
     letter_of_answers,
     letter_of_sign_ins,
 )
-from nccl_doctor.gather.voice.line import Line, LineLost, accept
+from nccl_doctor.gather.voice.line import LineLost, SpeakerLine, accept
 
 BEAT_S = 0.5
 MATES_S = 5.0
@@ -46,10 +46,10 @@ _ORDER, _ANSWER = "order/", "evidence/"
 
 
 @dataclass
-class _Rank:
+class _SpokenFor:
     """One rank that is spoken for. `at`: number of the order that it waits for."""
 
-    line: Line
+    line: SpeakerLine
     sign_in: Any = None
     seat: int = -1
     at: int = -1
@@ -79,7 +79,7 @@ class Speaker:
 
     def __init__(self, listener: socket.socket, key: Key | None) -> None:
         self._listener, self._key = listener, key
-        self._ranks: list[_Rank] = []
+        self._ranks: list[_SpokenFor] = []
         self._run = ""
         self._store: tuple[str, int] | None = None
         self._of, self._mates_by = 0, math.inf
@@ -90,7 +90,7 @@ class Speaker:
         self._done: queue.SimpleQueue[tuple[Future[Any], Callable[[Any], None]]]
         self._done = queue.SimpleQueue()
         self._wake, self._waker = os.pipe()
-        self._wanted: dict[str, list[_Rank]] = {}
+        self._wanted: dict[str, list[_SpokenFor]] = {}
         self._read: dict[str, Any] = {}
         self._answers: dict[int, dict[int, Any]] = {}
         self._posted: set[int] = set()
@@ -137,16 +137,16 @@ class Speaker:
             if self._signs_in:  # too late to be one of those that it speaks for
                 line.close()
             else:
-                self._ranks.append(_Rank(line))
+                self._ranks.append(_SpokenFor(line))
 
-    def _hear(self, rank: _Rank) -> None:
+    def _hear(self, rank: _SpokenFor) -> None:
         try:
             for message in rank.line.heard():
                 self._take(rank, message)
         except (LineLost, ValueError, KeyError, TypeError):
             self._lose(rank)
 
-    def _take(self, rank: _Rank, message: Mapping[str, Any]) -> None:
+    def _take(self, rank: _SpokenFor, message: Mapping[str, Any]) -> None:
         if "sign_in" in message:
             self._take_sign_in(rank, message)
         elif rank.seat < 0:
@@ -161,7 +161,7 @@ class Speaker:
             else:
                 rank.has_left = True
 
-    def _take_sign_in(self, rank: _Rank, message: Mapping[str, Any]) -> None:
+    def _take_sign_in(self, rank: _SpokenFor, message: Mapping[str, Any]) -> None:
         host, port = message["store"]
         store, run = (str(host), int(port)), str(message["run"])
         if self._store is None:
@@ -177,13 +177,13 @@ class Speaker:
         ready = sum(rank.sign_in is not None for rank in self._ranks)
         return ready >= self._of > 0 or (ready > 0 and time.monotonic() >= self._mates_by)
 
-    def _tell(self, rank: _Rank, message: Mapping[str, Any]) -> None:
+    def _tell(self, rank: _SpokenFor, message: Mapping[str, Any]) -> None:
         try:
             rank.line.send(message)
         except LineLost:
             self._lose(rank)
 
-    def _lose(self, rank: _Rank) -> None:
+    def _lose(self, rank: _SpokenFor) -> None:
         rank.line.close()
         if rank in self._ranks:
             self._ranks.remove(rank)
@@ -229,7 +229,7 @@ class Speaker:
 
         self._ask(self._desk, work, then)
 
-    def _want(self, rank: _Rank, key: str, patience_s: float) -> None:
+    def _want(self, rank: _SpokenFor, key: str, patience_s: float) -> None:
         """Read a message of rank 0, once for all that want it."""
         if key.startswith(_ORDER):
             rank.at = max(rank.at, int(key.split("/")[1]))

@@ -9,7 +9,7 @@ from typing import Any
 
 from nccl_doctor.gather.envelope import LARGEST
 from nccl_doctor.gather.store import OPERATION_S, ControlStore, StoreTimeout
-from nccl_doctor.gather.voice.line import Line, LineLost
+from nccl_doctor.gather.voice.line import LineLost, SpeakerLine
 
 SILENT_S = 3.0
 """Time without a beat of the speaker after which it is dead or stopped."""
@@ -27,9 +27,9 @@ class Spoken(ControlStore):
     answers go by it. All else goes to the store; so does everything once the line is lost.
     """
 
-    def __init__(self, box: ControlStore, line: Line) -> None:
+    def __init__(self, box: ControlStore, line: SpeakerLine) -> None:
         vars(self).update(vars(box))  # the same connection
-        self._line: Line | None = line
+        self._line: SpeakerLine | None = line
         self._told: dict[str, Any] = {}
         self._missing: set[str] = set()
         self._unposted: dict[str, Any] = {}

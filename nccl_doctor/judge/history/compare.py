@@ -11,8 +11,8 @@ from nccl_doctor.judge.conclusion import judge_again
 from nccl_doctor.judge.history.figures import (
     LEAST,
     Change,
+    ChangedWord,
     Sheet,
-    Word,
     amount,
     changed_words,
     changes,
@@ -21,7 +21,7 @@ from nccl_doctor.judge.history.figures import (
     sheet_of,
     together,
 )
-from nccl_doctor.judge.history.past import Choice, Past
+from nccl_doctor.judge.history.past import ChosenRuns, Past
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import Confidence, Finding, Severity, Where
@@ -186,7 +186,9 @@ def _broken(now: Sheet) -> Iterator[Finding]:
         yield Finding(CHECK_BROKE, words, evidence={"check": check, "error": error})
 
 
-def _slower(numbers: Sequence[Change], words: Sequence[Word], choice: Choice) -> Iterator[Finding]:
+def _slower(
+    numbers: Sequence[Change], words: Sequence[ChangedWord], choice: ChosenRuns
+) -> Iterator[Finding]:
     places = slower_places([change for change in numbers if change.is_judged])
     file = choice.used[0].file if choice.used else "OLD"
     for each in places:
@@ -223,7 +225,7 @@ def _said(slower: Slower) -> str:
     return "; ".join(parts)
 
 
-def _meanwhile(words: Sequence[Word]) -> str:
+def _meanwhile(words: Sequence[ChangedWord]) -> str:
     if not words:
         return ""
     more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
@@ -244,7 +246,7 @@ def _shown(change: Change) -> dict[str, Any]:
     }
 
 
-def _changed(words: Sequence[Word]) -> Iterator[Finding]:
+def _changed(words: Sequence[ChangedWord]) -> Iterator[Finding]:
     for where, found in together(words):
         said = ", ".join(map(str, found[: 2 * _SHOWN]))
         more = len(found) - 2 * _SHOWN
@@ -263,7 +265,7 @@ def _changed(words: Sequence[Word]) -> Iterator[Finding]:
         )
 
 
-def _short(numbers: Sequence[Change], choice: Choice) -> Iterator[Finding]:
+def _short(numbers: Sequence[Change], choice: ChosenRuns) -> Iterator[Finding]:
     """A finding with the largest changes, if there are too few runs to judge speeds."""
     if len(choice.used) >= LEAST:
         return

@@ -7,7 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.judge.history.figures import SHARE, Change, Word, changed_words, changes, sheet_of
+from nccl_doctor.judge.history.figures import (
+    SHARE,
+    Change,
+    ChangedWord,
+    changed_words,
+    changes,
+    sheet_of,
+)
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import Finding, Severity, Where
@@ -19,7 +26,7 @@ _COMPARED = frozenset(kind.code for kind in HISTORY_KINDS)
 
 
 @dataclass(frozen=True)
-class Turn:
+class FindingChange:
     """A finding that is `new`, `gone`, or there in both and `changed` in place or severity."""
 
     state: str
@@ -60,8 +67,8 @@ class Difference:
     old: Mapping[str, Any]
     new: Mapping[str, Any]
     hosts: tuple[tuple[str, str | None, str | None], ...] = ()
-    words: tuple[Word, ...] = ()
-    turns: tuple[Turn, ...] = ()
+    words: tuple[ChangedWord, ...] = ()
+    turns: tuple[FindingChange, ...] = ()
     checks: tuple[tuple[str, str | None, str | None], ...] = ()
     speeds: tuple[Change, ...] = ()
     notes: tuple[str, ...] = ()
@@ -212,7 +219,7 @@ def _checks(old: Report, new: Report) -> Iterator[tuple[str, str | None, str | N
             yield name, was.get(name), there.get(name)
 
 
-def _turns(old: Sequence[Finding], new: Sequence[Finding]) -> Iterator[Turn]:
+def _turns(old: Sequence[Finding], new: Sequence[Finding]) -> Iterator[FindingChange]:
     """Findings of one code and place are the same one; then those of one code, in order."""
     left = [finding for finding in old if finding.code not in _COMPARED]
     fresh: list[Finding] = []
@@ -223,16 +230,16 @@ def _turns(old: Sequence[Finding], new: Sequence[Finding]) -> Iterator[Turn]:
             continue
         left.remove(same)
         if same.level is not finding.level:
-            yield Turn("changed", same, finding)
+            yield FindingChange("changed", same, finding)
     for finding in fresh:
         moved = next((f for f in left if f.code == finding.code), None)
         if moved is None:
-            yield Turn("new", None, finding)
+            yield FindingChange("new", None, finding)
             continue
         left.remove(moved)
-        yield Turn("changed", moved, finding)
+        yield FindingChange("changed", moved, finding)
     for finding in left:
-        yield Turn("gone", finding, None)
+        yield FindingChange("gone", finding, None)
 
 
 def _row(what: str, name: str, before: Any, now: Any) -> dict[str, Any]:

@@ -235,7 +235,7 @@ def amount(figure: Figure, value: float) -> str:
 
 
 @dataclass(frozen=True)
-class Word:
+class ChangedWord:
     """A word that is not what it was, at all the places where it changed alike; None: not there.
 
     `runs` is how many earlier runs of how many had what was there before.
@@ -252,11 +252,11 @@ class Word:
         return f"{self.name} {self.before or 'absent'} → {self.now or 'absent'}"
 
 
-def changed_words(now: Sheet, past: Sequence[Sheet]) -> list[Word]:
+def changed_words(now: Sheet, past: Sequence[Sheet]) -> list[ChangedWord]:
     """Every word that differs from what most earlier runs had (of a tie the newest), `past` being
     newest first. What a check did not observe on a host is not compared there.
     """
-    found: dict[tuple[str, str, str | None, str | None], Word] = {}
+    found: dict[tuple[str, str, str | None, str | None], ChangedWord] = {}
     keys = dict.fromkeys([*now.words, *(key for sheet in past for key in sheet.words)])
     for key in keys:
         if not _was_seen(now, key):
@@ -273,19 +273,19 @@ def changed_words(now: Sheet, past: Sequence[Sheet]) -> list[Word]:
         same = (key[0], key[1], usual, value)
         if same in found:
             where = found[same].where | where
-        found[same] = Word(*same, where, (times, len(earlier)))
+        found[same] = ChangedWord(*same, where, (times, len(earlier)))
     return sorted(found.values(), key=lambda word: (word.check, word.name, str(word.before)))
 
 
-def together(words: Sequence[Word]) -> list[tuple[Where, list[Word]]]:
+def together(words: Sequence[ChangedWord]) -> list[tuple[Where, list[ChangedWord]]]:
     """Words that changed at the same hosts: they have one new image, or one new setting."""
-    groups: dict[frozenset[str], list[Word]] = {}
+    groups: dict[frozenset[str], list[ChangedWord]] = {}
     for word in words:
         groups.setdefault(frozenset(hosts_of(word.where)), []).append(word)
     return [(_all(group), group) for group in groups.values()]
 
 
-def _all(group: Sequence[Word]) -> Where:
+def _all(group: Sequence[ChangedWord]) -> Where:
     where = group[0].where
     for word in group[1:]:
         where = where | word.where

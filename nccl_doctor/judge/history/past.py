@@ -55,7 +55,7 @@ class Past:
     runs: tuple[Earlier, ...] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)
 
-    def beside(self, cluster: Cluster, run: RunRecord) -> Choice:
+    def beside(self, cluster: Cluster, run: RunRecord) -> ChosenRuns:
         """Earlier runs of the same hosts, ranks and backend, that began before this run.
 
         Args:
@@ -76,11 +76,11 @@ class Past:
                 continue
             known.add(earlier.id)
             used.append(earlier)
-        return Choice(self.path, tuple(used), dict(out))
+        return ChosenRuns(self.path, tuple(used), dict(out))
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenRuns:
     """Earlier reports that are used, newest first, and the number of other files, by reason."""
 
     path: str

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nccl_doctor.launch.command_line import accelerate_config, deepspeed, torchrun
-from nccl_doctor.launch.command_line.accelerate_config import Config
+from nccl_doctor.launch.command_line.accelerate_config import AccelerateFile
 from nccl_doctor.launch.command_line.job_line import (
     DEFAULT,
     MAX_PORT,
@@ -20,7 +20,7 @@ from nccl_doctor.launch.command_line.job_line import (
     FlagTable,
     JobLine,
     JobLineError,
-    Said,
+    LineValue,
     is_file,
     number,
     read_flags,
@@ -84,10 +84,12 @@ def read(
     config = _config(flags.get("config_file"), "cpu" in flags, environ, cwd)
     notes = given.notes + (config.notes if config else ())
     seen = num_gpus(environ) if gpus is None else gpus
-    return _Reading(flags, config, cwd, notes, seen).line()
+    return _FlagsThenFile(flags, config, cwd, notes, seen).line()
 
 
-def _config(named: Said | None, cpu: bool, environ: Mapping[str, str], cwd: Path) -> Config | None:
+def _config(
+    named: LineValue | None, cpu: bool, environ: Mapping[str, str], cwd: Path
+) -> AccelerateFile | None:
     if named is None:
         path = accelerate_config.default_path(environ)
         there = not cpu and is_file(path)
@@ -102,13 +104,13 @@ def _is_multi(distributed_type: object) -> bool:
     return str(distributed_type).startswith("MULTI_") and distributed_type != "MULTI_CPU"
 
 
-class _Reading:
+class _FlagsThenFile:
     """The values of one line: flags first, then the file."""
 
     def __init__(
         self,
-        flags: dict[str, Said],
-        config: Config | None,
+        flags: dict[str, LineValue],
+        config: AccelerateFile | None,
         cwd: Path,
         notes: tuple[str, ...],
         gpus: int,
@@ -118,13 +120,13 @@ class _Reading:
         self._cwd = cwd
         self._notes = notes
         self._gpus = gpus
-        self._machines = self._say_whole("num_machines", empty=False) or Said("1", DEFAULT)
+        self._machines = self._say_whole("num_machines", empty=False) or LineValue("1", DEFAULT)
         self._nnodes = number(self._machines, 1)
 
-    def _say(self, name: str) -> Said | None:
+    def _say(self, name: str) -> LineValue | None:
         return self._flags.get(name) or (self._config.said(name) if self._config else None)
 
-    def _say_whole(self, name: str, *, empty: bool = True) -> Said | None:
+    def _say_whole(self, name: str, *, empty: bool = True) -> LineValue | None:
         whole = self._config.whole if self._config else None
         return self._flags.get(name) or (whole(name, empty=empty) if whole else None)
 
@@ -203,7 +205,7 @@ class _Reading:
             )
         return "one"
 
-    def _nproc(self) -> Said | None:
+    def _nproc(self) -> LineValue | None:
         """--num_processes counts over all machines; None: as many as there are GPUs."""
         said = self._say("num_processes")
         if said is None and self._config is None:
@@ -225,9 +227,9 @@ class _Reading:
                 f"{self._nnodes}: "
                 f"accelerate starts {total // self._nnodes} on each machine"
             )
-        return Said(str(total // self._nnodes), said.source)
+        return LineValue(str(total // self._nnodes), said.source)
 
-    def _meeting(self) -> tuple[Said | None, Said]:
+    def _meeting(self) -> tuple[LineValue | None, LineValue]:
         """Address and port of the main process."""
         addr = self._say("main_process_ip")
         if self._nnodes > 1 and (addr is None or not addr.text.strip()):
@@ -235,12 +237,12 @@ class _Reading:
                 f"{self._machines.source} {self._nnodes} needs --main_process_ip, the address of "
                 "the machine of rank 0"
             )
-        return addr, self._say_whole("main_process_port") or Said(str(torchrun.PORT), DEFAULT)
+        return addr, self._say_whole("main_process_port") or LineValue(str(torchrun.PORT), DEFAULT)
 
     def _torchrun(self) -> JobLine:
         nproc = self._nproc()
         addr, port = self._meeting()
-        passed = {"nnodes": self._machines, "nproc_per_node": nproc or Said("gpu", DEFAULT)}
+        passed = {"nnodes": self._machines, "nproc_per_node": nproc or LineValue("gpu", DEFAULT)}
         for name in ("rdzv_backend", "rdzv_conf", "max_restarts"):
             if name in self._flags:
                 passed[name] = self._flags[name]
@@ -250,7 +252,7 @@ class _Reading:
             passed.pop("rdzv_backend", None)
         else:
             passed["node_rank"] = self._rank()
-            self._pass_meeting(passed, addr or Said("", DEFAULT), port)
+            self._pass_meeting(passed, addr or LineValue("", DEFAULT), port)
         by_file = self._config.said("rdzv_backend") if self._config else None
         if by_file and "rdzv_backend" not in passed and by_file.text != "static":
             self._note(f"{by_file.source} is not read by accelerate: give --rdzv_backend")
@@ -265,26 +267,26 @@ class _Reading:
             line = replace(line, sources={**line.sources, "master_port": port.source})
         return line
 
-    def _pass_meeting(self, passed: dict[str, Said], addr: Said, port: Said) -> None:
+    def _pass_meeting(self, passed: dict[str, LineValue], addr: LineValue, port: LineValue) -> None:
         """Pass on address and port as accelerate does: c10d gets an endpoint only without
         --same_network.
         """
-        c10d = passed.get("rdzv_backend", Said("static", DEFAULT)).text != "static"
+        c10d = passed.get("rdzv_backend", LineValue("static", DEFAULT)).text != "static"
         if c10d and "same_network" not in self._flags:
             at = number(port, 1, MAX_PORT)
-            passed["rdzv_endpoint"] = Said(f"{addr.text}:{at}", addr.source)
+            passed["rdzv_endpoint"] = LineValue(f"{addr.text}:{at}", addr.source)
         else:
             passed["master_addr"], passed["master_port"] = addr, port
 
-    def _rank(self) -> Said:
+    def _rank(self) -> LineValue:
         said = self._say("machine_rank")
         empty = self._config is None or "machine_rank" in self._config.values
         if said is None and empty:
             raise JobLineError(f"{self._machines.source} {self._nnodes} needs --machine_rank")
-        return said or Said("0", DEFAULT)
+        return said or LineValue("0", DEFAULT)
 
     def _deepspeed(self) -> JobLine:
-        chosen = self._say("deepspeed_multinode_launcher") or Said("pdsh", DEFAULT)
+        chosen = self._say("deepspeed_multinode_launcher") or LineValue("pdsh", DEFAULT)
         if chosen.text not in _LAUNCHERS:
             hint = suggest(chosen.text, _LAUNCHERS) or f"; it is one of {', '.join(_LAUNCHERS)}"
             raise JobLineError(f"{chosen.source} {chosen.text!r} is not known{hint}")
@@ -323,7 +325,7 @@ class _Reading:
         draft = Draft("accelerate")
         draft.put("nnodes", self._nnodes, self._machines.source)
         draft.put("max_nnodes", self._nnodes, self._machines.source)
-        hosts, processes = self._say("mpirun_hostfile"), Said("1", DEFAULT)
+        hosts, processes = self._say("mpirun_hostfile"), LineValue("1", DEFAULT)
         if hosts:
             draft.put("hostfile", hosts.text, hosts.source)
             draft.put("starts_remote", True, hosts.source)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.launch.command_line.job_line import JobLineError, Said
+from nccl_doctor.launch.command_line.job_line import JobLineError, LineValue
 from nccl_doctor.system import files
 from nccl_doctor.system.programs import installed
 from nccl_doctor.toolkit.suggest import suggest
@@ -74,19 +74,19 @@ _NUMBER = re.compile(
 
 
 @dataclass(frozen=True)
-class Config:
+class AccelerateFile:
     """Keys of the file with their values, those of its tables too."""
 
     path: Path
     values: Mapping[str, Any]
     notes: tuple[str, ...] = ()
 
-    def said(self, name: str) -> Said | None:
+    def said(self, name: str) -> LineValue | None:
         """The value of a key, and where it stands; None for one that is absent or empty."""
         value = self.values.get(name)
-        return None if value is None else Said(str(value), f"{name} in {self.path}")
+        return None if value is None else LineValue(str(value), f"{name} in {self.path}")
 
-    def whole(self, name: str, *, empty: bool = True) -> Said | None:
+    def whole(self, name: str, *, empty: bool = True) -> LineValue | None:
         """The same for a number, with which accelerate calculates; whether it may be `empty`.
 
         Raises:
@@ -158,7 +158,7 @@ def default_path(environ: Mapping[str, str]) -> Path:
     return folder / "accelerate" / "default_config.yaml"
 
 
-def load(path: Path, *, found: bool = False) -> Config:
+def load(path: Path, *, found: bool = False) -> AccelerateFile:
     """Read a file; if it was `found`, and not named, no other user may have written it.
 
     Raises:
@@ -174,7 +174,7 @@ def load(path: Path, *, found: bool = False) -> Config:
     return _read_json(path, text) if path.suffix == ".json" else _read_yaml(path, text)
 
 
-def _read_json(path: Path, text: str) -> Config:
+def _read_json(path: Path, text: str) -> AccelerateFile:
     try:
         return _config(path, json.loads(text))
     except JobLineError:
@@ -183,7 +183,7 @@ def _read_json(path: Path, text: str) -> Config:
         raise JobLineError(f"{path}: not JSON: {error}") from error
 
 
-def _read_yaml(path: Path, text: str) -> Config:
+def _read_yaml(path: Path, text: str) -> AccelerateFile:
     try:
         import yaml
     except ImportError:
@@ -200,7 +200,7 @@ def _read_yaml(path: Path, text: str) -> Config:
     return _config(path, table)
 
 
-def _read_lines(path: Path, text: str) -> Config:
+def _read_lines(path: Path, text: str) -> AccelerateFile:
     """The same without PyYAML, for files as `accelerate config` writes them."""
     table: dict[str, Any] = {}
     inner: dict[str, Any] = {}
@@ -259,7 +259,7 @@ def _without_comment(line: str) -> str:
     return line
 
 
-def _config(path: Path, table: object) -> Config:
+def _config(path: Path, table: object) -> AccelerateFile:
     """The record of what a reader found.
 
     Raises:
@@ -277,7 +277,7 @@ def _config(path: Path, table: object) -> Config:
         for name, inner in value.items():
             known = str(name) if str(name).startswith(prefix) else prefix + str(name)
             values[known] = _scalar(inner)
-    config = Config(path, values)
+    config = AccelerateFile(path, values)
     here = "compute_environment" not in values or values["compute_environment"] == ENVIRONMENTS[0]
     if not here:
         config.check_word("compute_environment", ENVIRONMENTS)

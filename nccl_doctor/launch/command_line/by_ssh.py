@@ -22,7 +22,7 @@ from nccl_doctor.launch.command_line.job_line import (
     GivenFlags,
     JobLine,
     JobLineError,
-    Said,
+    LineValue,
     number,
     read_flags,
 )
@@ -89,7 +89,7 @@ def read_horovodrun(words: Sequence[str], cwd: Path) -> JobLine:
         entries = _file(file, cwd)
         source = file
     else:
-        source = flags.get("hosts", Said(f"localhost:{ranks}", DEFAULT))
+        source = flags.get("hosts", LineValue(f"localhost:{ranks}", DEFAULT))
         entries = _listed(source)
     used: list[Entry] = []
     left = ranks
@@ -120,7 +120,7 @@ def read_colossalai(words: Sequence[str], cwd: Path) -> JobLine:
     if nproc is None:
         raise JobLineError("--nproc_per_node is missing: colossalai then starts torchrun with -1")
     slots = number(nproc, 1)
-    source = flags.get("hostfile") or flags.get("host") or Said("localhost", DEFAULT)
+    source = flags.get("hostfile") or flags.get("host") or LineValue("localhost", DEFAULT)
     if "hostfile" in flags:
         entries = _chosen(flags, _file(source, cwd, bare=True))
     else:
@@ -130,9 +130,9 @@ def read_colossalai(words: Sequence[str], cwd: Path) -> JobLine:
     draft = Draft("colossalai", given.notes)
     _put_hosts(draft, used, source, flags)
     if len(used) > 1:
-        addr = flags.get("master_addr", Said("127.0.0.1", DEFAULT))
+        addr = flags.get("master_addr", LineValue("127.0.0.1", DEFAULT))
         draft.put("master_addr", addr.text, addr.source)
-    port = flags.get("master_port", Said("29500", DEFAULT))
+    port = flags.get("master_port", LineValue("29500", DEFAULT))
     draft.put("master_port", number(port, 1, MAX_PORT), port.source)
     return draft.done()
 
@@ -145,22 +145,22 @@ def read_fabric(words: Sequence[str]) -> JobLine:
     """
     given = read_flags(FABRIC, words)
     flags = given.flags
-    devices = flags.get("devices", Said("1", DEFAULT))
+    devices = flags.get("devices", LineValue("1", DEFAULT))
     text = "1" if devices.text == "auto" else "gpu" if devices.text == "-1" else devices.text
     if "," in text:
         text = str(len([each for each in text.split(",") if each.strip()]))
     names = {
         "nnodes": flags.get("num_nodes"),
         "node_rank": flags.get("node_rank"),
-        "nproc_per_node": Said(text, devices.source),
+        "nproc_per_node": LineValue(text, devices.source),
         "master_addr": flags.get("main_address"),
-        "master_port": flags.get("main_port", Said("29400", DEFAULT)),
+        "master_port": flags.get("main_port", LineValue("29400", DEFAULT)),
     }
     said = {name: each for name, each in names.items() if each is not None}
     return torchrun.resolve("fabric", said, given.notes)
 
 
-def _put_hosts(draft: Draft, used: Sequence[Entry], source: Said, flags: GivenFlags) -> None:
+def _put_hosts(draft: Draft, used: Sequence[Entry], source: LineValue, flags: GivenFlags) -> None:
     for name in ("nnodes", "max_nnodes"):
         draft.put(name, len(used), source.source)
     if len(used) == 1 and used[0].name in _LOCAL:
@@ -176,7 +176,7 @@ def _put_hosts(draft: Draft, used: Sequence[Entry], source: Said, flags: GivenFl
     draft.put("shell_here", True)
 
 
-def _listed(said: Said) -> tuple[Entry, ...]:
+def _listed(said: LineValue) -> tuple[Entry, ...]:
     """Entries of `HOST:SLOTS,…`."""
     entries = []
     for line, text in enumerate(said.text.split(","), start=1):
@@ -187,7 +187,7 @@ def _listed(said: Said) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _file(said: Said, cwd: Path, *, bare: bool = False) -> tuple[Entry, ...]:
+def _file(said: LineValue, cwd: Path, *, bare: bool = False) -> tuple[Entry, ...]:
     """Entries of a hostfile; `bare`: only names stand in it."""
     try:
         entries = hostfile.read(str(cwd / said.text))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from nccl_doctor.launch.command_line import torchrun
-from nccl_doctor.launch.command_line.job_line import JobLine, JobLineError, Said, number
+from nccl_doctor.launch.command_line.job_line import JobLine, JobLineError, LineValue, number
 from nccl_doctor.launch.identity import num_gpus
 
 _TRUE = ("true", "y", "1")
@@ -31,8 +31,8 @@ def read_llamafactory(environ: Mapping[str, str]) -> JobLine | None:
     if not (forced or (gpus > 1 and not others)):
         return None
     flags = _given(environ, ("NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"))
-    flags.setdefault("nproc_per_node", Said(str(gpus), "NPROC_PER_NODE"))
-    several = number(flags.get("nnodes", Said("1", "NNODES")), 1) > 1
+    flags.setdefault("nproc_per_node", LineValue(str(gpus), "NPROC_PER_NODE"))
+    several = number(flags.get("nnodes", LineValue("1", "NNODES")), 1) > 1
     if several and "master_port" not in flags:
         raise JobLineError(
             "MASTER_PORT is not set: each host takes a free port of its own, and they do not meet; "
@@ -60,14 +60,14 @@ def read_swift(
     return _static(_given(environ, names), environ)
 
 
-def _given(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, Said]:
-    return {name.lower(): Said(environ[name], name) for name in names if name in environ}
+def _given(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, LineValue]:
+    return {name.lower(): LineValue(environ[name], name) for name in names if name in environ}
 
 
-def _static(flags: dict[str, Said], environ: Mapping[str, str]) -> JobLine:
+def _static(flags: dict[str, LineValue], environ: Mapping[str, str]) -> JobLine:
     """Job with a node rank for each host; a default counts as the value of its variable."""
     notes: tuple[str, ...] = ()
-    if number(flags.get("nnodes", Said("1", "NNODES")), 1) > 1:
+    if number(flags.get("nnodes", LineValue("1", "NNODES")), 1) > 1:
         rank = environ.get("RANK", "0")
         if "node_rank" not in flags and rank != "0":
             raise JobLineError(
@@ -76,16 +76,16 @@ def _static(flags: dict[str, Said], environ: Mapping[str, str]) -> JobLine:
             )
         if "node_rank" not in flags:
             notes = ("NODE_RANK is not set: every host then has node rank 0",)
-        flags.setdefault("node_rank", Said("0", "NODE_RANK"))
-        flags.setdefault("master_addr", Said("127.0.0.1", "MASTER_ADDR"))
+        flags.setdefault("node_rank", LineValue("0", "NODE_RANK"))
+        flags.setdefault("master_addr", LineValue("127.0.0.1", "MASTER_ADDR"))
     return torchrun.resolve("torchrun", flags, notes)
 
 
-def _elastic(flags: dict[str, Said], environ: Mapping[str, str]) -> JobLine:
+def _elastic(flags: dict[str, LineValue], environ: Mapping[str, str]) -> JobLine:
     """Job whose hosts meet by c10d, where RDZV_ID is set."""
     if {"MIN_NNODES", "MAX_NNODES"} <= set(environ):
         hosts = f"{environ['MIN_NNODES']}:{environ['MAX_NNODES']}"
-        flags["nnodes"] = Said(hosts, "MIN_NNODES")
+        flags["nnodes"] = LineValue(hosts, "MIN_NNODES")
     address, port = flags.pop("master_addr", None), flags.pop("master_port", None)
     flags.pop("node_rank", None)
     place = f"{address.text if address else '127.0.0.1'}:{port.text if port else '0'}"
@@ -94,8 +94,8 @@ def _elastic(flags: dict[str, Said], environ: Mapping[str, str]) -> JobLine:
         {
             **flags,
             **_given(environ, ("RDZV_ID", "MAX_RESTARTS")),
-            "rdzv_backend": Said("c10d", "RDZV_ID"),
-            "rdzv_endpoint": Said(place, "MASTER_ADDR"),
+            "rdzv_backend": LineValue("c10d", "RDZV_ID"),
+            "rdzv_endpoint": LineValue(place, "MASTER_ADDR"),
         },
     )
     return replace(job, sources={**job.sources, "master_port": "MASTER_PORT"})

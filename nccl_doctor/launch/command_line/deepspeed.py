@@ -18,7 +18,7 @@ from nccl_doctor.launch.command_line.job_line import (
     GivenFlags,
     JobLine,
     JobLineError,
-    Said,
+    LineValue,
     is_file,
     number,
     read_flags,
@@ -72,7 +72,7 @@ def resolve(launcher: str, flags: GivenFlags, cwd: Path, notes: tuple[str, ...] 
     """
     draft = Draft(launcher, notes)
     _refuse_contradictions(flags)
-    port = flags.get("master_port", Said(_PORT, DEFAULT))
+    port = flags.get("master_port", LineValue(_PORT, DEFAULT))
     draft.put("master_port", number(port, 1, MAX_PORT), port.source)
     for name in ("min_elastic_nodes", "max_elastic_nodes"):
         if name in flags:
@@ -84,7 +84,7 @@ def resolve(launcher: str, flags: GivenFlags, cwd: Path, notes: tuple[str, ...] 
         )
     if "autotuning" in flags:
         draft.note(f"{flags['autotuning'].source} starts many short jobs; one is examined")
-    named = flags.get("hostfile", Said(HOSTFILE, DEFAULT))
+    named = flags.get("hostfile", LineValue(HOSTFILE, DEFAULT))
     if is_file(cwd / named.text):
         _many(draft, flags, named, cwd)
     elif named.source == DEFAULT:
@@ -106,7 +106,7 @@ def _refuse_contradictions(flags: GivenFlags) -> None:
     if len(filters) > 1 or (filters and counts):
         pair = [*filters, *counts][:2]
         raise JobLineError(f"{pair[0].source} and {pair[1].source} exclude each other")
-    launcher = flags.get("launcher", Said(LAUNCHERS[0], DEFAULT))
+    launcher = flags.get("launcher", LineValue(LAUNCHERS[0], DEFAULT))
     if launcher.text.lower() not in LAUNCHERS:
         hint = suggest(launcher.text.lower(), LAUNCHERS) or f"; it is one of {', '.join(LAUNCHERS)}"
         raise JobLineError(f"{launcher.source} {launcher.text!r} is not known{hint}")
@@ -148,7 +148,7 @@ def _alone(draft: Draft, flags: GivenFlags) -> None:
         draft.put("nproc_per_node", "gpu", DEFAULT)
 
 
-def _many(draft: Draft, flags: GivenFlags, named: Said, cwd: Path) -> None:
+def _many(draft: Draft, flags: GivenFlags, named: LineValue, cwd: Path) -> None:
     """Put the hosts of a hostfile that the filters leave."""
     try:
         found = named.source == DEFAULT
@@ -221,7 +221,7 @@ def _active(flags: GivenFlags, entries: Sequence[Entry]) -> list[tuple[Entry, Se
     return active
 
 
-def _filter(said: Said, hosts: Sequence[str]) -> dict[str, frozenset[int]]:
+def _filter(said: LineValue, hosts: Sequence[str]) -> dict[str, frozenset[int]]:
     """Host → slots of `host[:slot,…]@host…`; `_ALL` where it names none."""
     wanted: dict[str, frozenset[int]] = {}
     for part in said.text.split("@"):
@@ -229,7 +229,7 @@ def _filter(said: Said, hosts: Sequence[str]) -> dict[str, frozenset[int]]:
         if host not in hosts:
             few = ", ".join(hosts[:5]) + (", …" if len(hosts) > 5 else "")
             raise JobLineError(f"{said.source} {part!r}: the job has no such host; it has {few}")
-        slots = [Said(item, f"{said.source} {part!r}: slot") for item in numbers.split(",")]
+        slots = [LineValue(item, f"{said.source} {part!r}: slot") for item in numbers.split(",")]
         found = frozenset(number(slot, 0) for slot in slots) if colon else _ALL
         wanted[host] = wanted.get(host, _ALL) | found
     return wanted
@@ -245,7 +245,7 @@ def _takes_include_as_it_is() -> str:
 
 
 def _refuse_whole_hosts(
-    said: Said, wanted: Mapping[str, frozenset[int]], slots: Mapping[str, int], version: str
+    said: LineValue, wanted: Mapping[str, frozenset[int]], slots: Mapping[str, int], version: str
 ) -> None:
     """JobLineError for a host without slots; `slots`: host → how many it has, where it is known."""
     for host, numbers in wanted.items():
@@ -272,6 +272,6 @@ def _text(flags: GivenFlags, name: str) -> str:
     return flags[name].text if name in flags else ""
 
 
-def _count(said: Said) -> int:
+def _count(said: LineValue) -> int:
     """A number; -1 means that it is not given."""
     return number(said, -1)

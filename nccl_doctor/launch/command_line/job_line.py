@@ -89,14 +89,14 @@ class JobLine:
     notes: tuple[str, ...] = ()
 
 
-class Said(NamedTuple):
+class LineValue(NamedTuple):
     """One value of a line, and what said it: a flag, a variable, or a key of a file."""
 
     text: str
     source: str
 
 
-GivenFlags = Mapping[str, Said]
+GivenFlags = Mapping[str, LineValue]
 """Flag, without hyphens in front and with underscores → its value. A switch has none."""
 
 
@@ -129,7 +129,7 @@ MAX_PORT = 65535
 _MANY = 10_000_000
 
 
-def number(said: Said, low: int, high: int = _MANY) -> int:
+def number(said: LineValue, low: int, high: int = _MANY) -> int:
     """The whole number of a text, read as the launchers' `int()` does.
 
     Raises:
@@ -202,7 +202,7 @@ class FlagTable:
 class Given:
     """Flags as given. `script` is where the launcher's own flags end."""
 
-    flags: dict[str, Said]
+    flags: dict[str, LineValue]
     script: str
     notes: tuple[str, ...] = ()
 
@@ -276,7 +276,7 @@ class _Words:
         parser.add_argument("script")
         parser.add_argument("args", nargs=REMAINDER)
         space, unknown = parser.parse_known_args(list(words), Namespace(flags={}))
-        self.flags: dict[str, Said] = space.flags
+        self.flags: dict[str, LineValue] = space.flags
         self.script: str = space.script
         self._behind: list[str] = space.args
         before = words[: len(words) - len(space.args) - 1]
@@ -316,7 +316,7 @@ class _Keep(Action):
     def __call__(
         self, parser: ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
     ) -> None:
-        namespace.flags[self.dest] = Said(values or "", option or self.dest)
+        namespace.flags[self.dest] = LineValue(values or "", option or self.dest)
 
 
 class _Help(Action):

@@ -17,7 +17,7 @@ from nccl_doctor.launch.command_line.job_line import (
     Draft,
     JobLine,
     JobLineError,
-    Said,
+    LineValue,
     number,
 )
 from nccl_doctor.launch.command_line.several_hosts import options_in
@@ -34,12 +34,12 @@ class _Server:
     sizes: tuple[str, ...]
     port: int | None = None
 
-    def flags(self, words: Sequence[str]) -> dict[str, Said]:
+    def flags(self, words: Sequence[str]) -> dict[str, LineValue]:
         """Field or size → the last value that the words give it."""
         fields = {name: field for field, names in self.names.items() for name in names.split()}
         fields |= {name: names for names in self.sizes for name in names.split()}
         return {
-            fields[name]: Said(value, shown)
+            fields[name]: LineValue(value, shown)
             for name, value, shown in options_in(words)
             if name in fields and shown.startswith("-")
         }
@@ -87,7 +87,7 @@ def read(launcher: str, words: Sequence[str]) -> JobLine | None:
     draft = Draft(launcher)
     for name in ("nnodes", "max_nnodes"):
         draft.put(name, nnodes, flags["nnodes"].source)
-    said = flags.get("node_rank", Said("0", DEFAULT))
+    said = flags.get("node_rank", LineValue("0", DEFAULT))
     if said.source == DEFAULT:
         draft.note(f"--node-rank is not given: {launcher} then uses node rank 0 on every host")
     draft.put("node_rank", number(said, 0, nnodes - 1), said.source)
@@ -102,9 +102,9 @@ def read(launcher: str, words: Sequence[str]) -> JobLine | None:
         draft.put("master_addr", host, flags["endpoint"].source)
         draft.put("master_port", port, flags["endpoint"].source)
         return draft.done()
-    said = flags.get("master_addr", Said("127.0.0.1", DEFAULT))
+    said = flags.get("master_addr", LineValue("127.0.0.1", DEFAULT))
     draft.put("master_addr", said.text, said.source)
-    said = flags.get("master_port", Said(str(server.port or ""), DEFAULT))
+    said = flags.get("master_port", LineValue(str(server.port or ""), DEFAULT))
     if said.text:
         draft.put("master_port", number(said, 1, MAX_PORT), said.source)
     return draft.done()

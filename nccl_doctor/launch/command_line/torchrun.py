@@ -18,7 +18,7 @@ from nccl_doctor.launch.command_line.job_line import (
     GivenFlags,
     JobLine,
     JobLineError,
-    Said,
+    LineValue,
     number,
     read_flags,
 )
@@ -87,9 +87,9 @@ def read_variables(environ: Mapping[str, str]) -> JobLine:
     return resolve("torchrun", _of_variables(environ))
 
 
-def _of_variables(environ: Mapping[str, str]) -> dict[str, Said]:
+def _of_variables(environ: Mapping[str, str]) -> dict[str, LineValue]:
     flags = {
-        name: Said(environ[variable], variable)
+        name: LineValue(environ[variable], variable)
         for name in _FROM_VARIABLES
         if (variable := f"PET_{name.upper()}") in environ
     }
@@ -107,12 +107,12 @@ def resolve(launcher: str, flags: GivenFlags, notes: tuple[str, ...] = ()) -> Jo
     draft = Draft(launcher, notes)
     conf = _conf(flags)
     draft.put("rendezvous", _rendezvous(flags))
-    draft.put("max_restarts", number(flags.get("max_restarts", Said("0", DEFAULT)), 0))
-    least, most = _nnodes(flags.get("nnodes", Said("1", DEFAULT)))
-    _put_nproc(draft, flags.get("nproc_per_node", Said("1", DEFAULT)))
+    draft.put("max_restarts", number(flags.get("max_restarts", LineValue("0", DEFAULT)), 0))
+    least, most = _nnodes(flags.get("nnodes", LineValue("1", DEFAULT)))
+    _put_nproc(draft, flags.get("nproc_per_node", LineValue("1", DEFAULT)))
     if said := flags.get("local_addr"):
         draft.put("local_addr", said.text, said.source)
-    backend = flags.get("rdzv_backend", Said("static", DEFAULT))
+    backend = flags.get("rdzv_backend", LineValue("static", DEFAULT))
     if not backend.text and "standalone" not in flags:
         raise JobLineError(f"{backend.source} is empty, which torchrun refuses: leave it out")
     if said := flags.get("standalone"):
@@ -137,18 +137,18 @@ def resolve(launcher: str, flags: GivenFlags, notes: tuple[str, ...] = ()) -> Jo
 
 def _rendezvous(flags: GivenFlags) -> Rendezvous:
     """Options of the rendezvous; --standalone sets some of them, as torchrun does."""
-    conf = flags.get("rdzv_conf", Said("", ""))
+    conf = flags.get("rdzv_conf", LineValue("", ""))
     if "standalone" in flags:
         backend, endpoint = "c10d", f"{_LOCAL}:0"
     else:
         backend = flags["rdzv_backend"].text if "rdzv_backend" in flags else "static"
         endpoint = flags["rdzv_endpoint"].text if "rdzv_endpoint" in flags else ""
-    local_addr = flags.get("local_addr", Said("", "")).text
+    local_addr = flags.get("local_addr", LineValue("", "")).text
     return Rendezvous(backend, endpoint, conf.text, conf.source, local_addr)
 
 
-def _nnodes(said: Said) -> tuple[int, int]:
-    parts = [Said(part, said.source) for part in said.text.split(":")]
+def _nnodes(said: LineValue) -> tuple[int, int]:
+    parts = [LineValue(part, said.source) for part in said.text.split(":")]
     if len(parts) > 2:
         raise JobLineError(f"{said.source} {said.text!r} is neither a number nor MIN:MAX")
     least, most = number(parts[0], 1), number(parts[-1], 1)
@@ -157,7 +157,7 @@ def _nnodes(said: Said) -> tuple[int, int]:
     return least, most
 
 
-def _put_nproc(draft: Draft, said: Said) -> None:
+def _put_nproc(draft: Draft, said: LineValue) -> None:
     text = said.text
     if text in _WORDS:
         draft.put("nproc_per_node", text, said.source)
@@ -190,8 +190,8 @@ def _alone(draft: Draft, source: str) -> None:
 
 def _static(draft: Draft, flags: GivenFlags, nnodes: int) -> None:
     """Node rank and address are given to each host."""
-    addr = flags.get("master_addr", Said("127.0.0.1", DEFAULT))
-    port = flags.get("master_port", Said(str(PORT), DEFAULT))
+    addr = flags.get("master_addr", LineValue("127.0.0.1", DEFAULT))
+    port = flags.get("master_port", LineValue(str(PORT), DEFAULT))
     endpoint = flags.get("rdzv_endpoint")
     if endpoint and endpoint.text.strip():
         host, at = parse_endpoint(endpoint)
@@ -207,8 +207,8 @@ def _static(draft: Draft, flags: GivenFlags, nnodes: int) -> None:
     else:
         at = number(port, 0, MAX_PORT)
         if nnodes == 1 and port.source == DEFAULT:  # the address is not read (run() of torch 2.13)
-            addr = Said(addr.text or _LOCAL, addr.source)
-        host, _ = parse_endpoint(Said(f"{addr.text}:{at}", addr.source), shown=addr.text)
+            addr = LineValue(addr.text or _LOCAL, addr.source)
+        host, _ = parse_endpoint(LineValue(f"{addr.text}:{at}", addr.source), shown=addr.text)
     if at == 0 and nnodes > 1:
         raise JobLineError(f"{port.source} 0: {nnodes} hosts cannot find each other on any port")
     _put_node_rank(draft, flags, nnodes)
@@ -236,7 +236,7 @@ def _dynamic(
 ) -> None:
     """Hosts get their node ranks as they meet."""
     backend = flags["rdzv_backend"]
-    endpoint = flags.get("rdzv_endpoint", Said("", DEFAULT))
+    endpoint = flags.get("rdzv_endpoint", LineValue("", DEFAULT))
     if most == 1:
         draft.put("node_rank", 0, DEFAULT)
     else:
@@ -277,7 +277,7 @@ def _dynamic(
 
 
 def _conf(flags: GivenFlags) -> dict[str, str]:
-    said = flags.get("rdzv_conf", Said("", DEFAULT))
+    said = flags.get("rdzv_conf", LineValue("", DEFAULT))
     conf = {}
     for item in said.text.split(",") if said.text.strip() else []:
         key, _, value = (part.strip() for part in item.partition("="))
@@ -287,7 +287,7 @@ def _conf(flags: GivenFlags) -> dict[str, str]:
     return conf
 
 
-def parse_endpoint(said: Said, shown: str | None = None) -> tuple[str, int | None]:
+def parse_endpoint(said: LineValue, shown: str | None = None) -> tuple[str, int | None]:
     """(host, port) of `host[:port]`; an IPv6 host may be in brackets; port None: not given.
 
     As torch reads it: what stands behind the last colon is the port, an empty text is this host.

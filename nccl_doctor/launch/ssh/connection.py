@@ -99,7 +99,7 @@ def ssh_command(
 
 
 @dataclass(frozen=True)
-class Ended:
+class CommandEnd:
     """Ending of one command. `code` is None if it was still running at the deadline.
 
     `ready` says that it had announced itself; `stderr` is the end of it.
@@ -120,7 +120,7 @@ class TooFewFiles(Exception):
 class Heard:
     """All of them, in the order of the commands; `interrupted` names the signal, if one came."""
 
-    ended: tuple[Ended, ...]
+    ended: tuple[CommandEnd, ...]
     interrupted: str | None = None
 
 
@@ -147,11 +147,11 @@ class _Ssh:
         with contextlib.suppress(OSError):
             self.stdin.close()
 
-    def ended(self) -> Ended:
+    def ended(self) -> CommandEnd:
         code = self.process.returncode if self.seconds is not None else None
         seconds = time.monotonic() - self.started if self.seconds is None else self.seconds
         stdout, stderr = (data.decode("utf-8", "replace") for data in (self.stdout, self.stderr))
-        return Ended(code, self.ready, stdout, masked(stderr), round(seconds, 3))
+        return CommandEnd(code, self.ready, stdout, masked(stderr), round(seconds, 3))
 
 
 def converse(
@@ -211,7 +211,7 @@ def converse(
             tick(f"{there} of {len(commands)} hosts reached by ssh{failed}, waiting for {left}")
             if talk.instructed_have_ended():
                 break  # whoever is still on the way in would meet nobody there
-        never = [Ended(None, False, "", "", 0.0) for _ in talk.to_come]
+        never = [CommandEnd(None, False, "", "", 0.0) for _ in talk.to_come]
         return Heard((*(ssh.ended() for ssh in talk.all), *never), talk.interrupted)
 
 

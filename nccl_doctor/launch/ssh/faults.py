@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nccl_doctor.launch.ssh.connection import MARKER, MORE, Ended
+from nccl_doctor.launch.ssh.connection import MARKER, MORE, CommandEnd
 from nccl_doctor.model.commands import shell
 from nccl_doctor.model.findings import Finding, Kind, Where
 from nccl_doctor.model.fixes import Fix, Step, fill, look
@@ -112,22 +112,22 @@ class _Fault:
 
 
 @dataclass(frozen=True)
-class Failed:
+class SilentHost:
     """A host that nothing was heard of: as the report calls it, as ssh is given it, its end."""
 
     host: str
     name: str
     to: str
-    ended: Ended
+    ended: CommandEnd
 
 
-def findings(failed: Iterable[Failed], own_words: Sequence[str]) -> list[Finding]:
+def findings(failed: Iterable[SilentHost], own_words: Sequence[str]) -> list[Finding]:
     """One finding for each way to fail, with all hosts that failed that way.
 
     `own_words` are those that were to start this program there. The whole end of what each host
     complained is in the evidence.
     """
-    same: dict[_Fault, list[Failed]] = defaultdict(list)
+    same: dict[_Fault, list[SilentHost]] = defaultdict(list)
     for one in failed:
         same[_fault(one, own_words)].append(one)
     return [
@@ -144,7 +144,7 @@ def findings(failed: Iterable[Failed], own_words: Sequence[str]) -> list[Finding
     ]
 
 
-def _evidence(one: Failed) -> Mapping[str, object]:
+def _evidence(one: SilentHost) -> Mapping[str, object]:
     return {
         "ssh": one.to,
         "exit": one.ended.code,
@@ -153,7 +153,7 @@ def _evidence(one: Failed) -> Mapping[str, object]:
     }
 
 
-def _fault(one: Failed, own_words: Sequence[str]) -> _Fault:
+def _fault(one: SilentHost, own_words: Sequence[str]) -> _Fault:
     ended = one.ended
     words = _last_words(one)
     if ended.code is None and not ended.ready:
@@ -188,7 +188,7 @@ def _fault(one: Failed, own_words: Sequence[str]) -> _Fault:
     return _Fault(REMOTE_COMMAND_FAILED, text, Fix(look(again, on=LAUNCHING)))
 
 
-def _refused(one: Failed, words: str) -> _Fault:
+def _refused(one: SilentHost, words: str) -> _Fault:
     text = "\n".join(_lines(one.ended.stderr))
     for phrase, fix in _PHRASES:
         found = re.search(phrase, text)
@@ -207,7 +207,7 @@ def _lost(words: str) -> _Fault:
     return _Fault(RUN_INTERRUPTED, "killed on the host, or the ssh connection was cut")
 
 
-def _last_words(one: Failed) -> str:
+def _last_words(one: SilentHost) -> str:
     """The last line that says something, without the names of the host."""
     lines = [line for line in _lines(one.ended.stderr) if not line.startswith((MARKER, MORE))]
     words = lines[-1] if lines else ""

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 from nccl_doctor.model.cluster import Facts, OutcomeStatus
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.story import Places, Steps, shortened, some
+from nccl_doctor.report.story import PlaceWords, Steps, shortened, some
 from nccl_doctor.system.terminal import safe
 
 _LONGEST_NAME = 200
@@ -264,7 +264,7 @@ class _Ground:
     """The hosts of a report: which one a rank is on, and where a check has no answer."""
 
     def __init__(self, report: Report) -> None:
-        self.places = Places(report)
+        self.places = PlaceWords(report)
         self.steps = Steps(report)
         self._of_rank: dict[str, list[str]] = defaultdict(list)
         self._gaps: set[tuple[str, str]] = set()

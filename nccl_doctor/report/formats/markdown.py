@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from nccl_doctor.model.findings import Finding, Severity, Status, Where
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.story import MOST_PLACES, Block, Places, Steps, by_kind, checks_in_words
+from nccl_doctor.report.story import MOST_PLACES, Block, PlaceWords, Steps, by_kind, checks_in_words
 from nccl_doctor.report.text import counts
 from nccl_doctor.system.terminal import safe
 
@@ -30,7 +30,7 @@ def render(report: Report) -> str:
 
 def sections(report: Report) -> list[str]:
     """Parts of `render`; each can be shown without those after it, and ends in a newline."""
-    places, steps = Places(report), Steps(report)
+    places, steps = PlaceWords(report), Steps(report)
     mark = _MARKS.get(report.verdict, "")
     top = f"## {mark} nccl-doctor: {report.verdict.upper()}\n\n{prose(report.summary)}\n"
     roots = [_root_cause(places, steps, group) for group in by_kind(report.root_causes)]
@@ -62,7 +62,7 @@ def _block(block: Block) -> str:
     return f"  {fence}{'bash' if block.lines else 'text'}\n{''.join(rows)}  {fence}\n"
 
 
-def _root_cause(places: Places, steps: Steps, group: Sequence[Finding]) -> str:
+def _root_cause(places: PlaceWords, steps: Steps, group: Sequence[Finding]) -> str:
     kind = group[0].kind
     mark = "⚠️" if group[0].level is Severity.WARN else "❌"
     lines = [f"### {mark} {prose(kind.title)} {code(kind.code)}\n\n"]
@@ -85,7 +85,7 @@ def _doubt(finding: Finding) -> str:
     return "" if sure == "certain" else f" ({sure})"
 
 
-def _place(places: Places, where: Where) -> str:
+def _place(places: PlaceWords, where: Where) -> str:
     words = places.say(where)
     return f" {code(words)}" if words else ""
 
@@ -95,7 +95,7 @@ def _list(title: str, lines: Iterable[str]) -> str:
     return f"### {title}\n\n{text}" if text else ""
 
 
-def _explained(places: Places, report: Report) -> str:
+def _explained(places: PlaceWords, report: Report) -> str:
     explained = [f for f in report.findings if f.explained_by and f.level is not Severity.INFO]
     lines = []
     for group in by_kind(explained):
@@ -105,7 +105,7 @@ def _explained(places: Places, report: Report) -> str:
     return _list("Explained by the above, gone when it is fixed", lines)
 
 
-def _warnings(places: Places, steps: Steps, report: Report) -> str:
+def _warnings(places: PlaceWords, steps: Steps, report: Report) -> str:
     roots = {(finding.code, finding.level) for finding in report.root_causes}
     lines = []
     for group in by_kind(f for f in report.findings if not f.explained_by):

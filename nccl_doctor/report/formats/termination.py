@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.model.findings import Finding, Severity, Status
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.story import Places, checks_in_words
+from nccl_doctor.report.story import PlaceWords, checks_in_words
 from nccl_doctor.system.terminal import safe
 
 MOST_BYTES = 3072
@@ -40,7 +40,7 @@ def render(report: Report) -> str:
 
 
 def _entries(report: Report) -> Iterator[str]:
-    places, last = Places(report), ""
+    places, last = PlaceWords(report), ""
     for finding in report.root_causes or _standing(report):
         where = places.say(finding.where)
         doubt = "" if finding.confidence.value == "certain" else f" ({finding.confidence.value})"

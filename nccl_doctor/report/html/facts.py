@@ -27,7 +27,7 @@ _MOST = 4
 
 
 @dataclass(frozen=True)
-class Step:
+class Crumb:
     """One breadcrumb: what was about to be done, and seconds after the beginning."""
 
     name: str
@@ -37,7 +37,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ParticipantEnd:
     """Ending of one participant in one round of a check.
 
     `rank` is None where it spoke for its host.
@@ -80,10 +80,10 @@ class Seen:
         return number(self.outcome.duration_s)
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[Crumb, ...]:
         """Breadcrumbs of the outcome, in their order."""
         return tuple(
-            Step(
+            Crumb(
                 str(crumb.get("step")),
                 str(crumb.get("group") or ""),
                 "sequence" in crumb,
@@ -108,15 +108,15 @@ class Seen:
         return words
 
 
-def outcomes_of(report: Report) -> dict[str, dict[str, list[Seen]]]:
+def outcomes_of(report: Report) -> dict[str, dict[str, list[ParticipantEnd]]]:
     """Check → round → outcomes: checks, hosts and ranks as in the report, rounds by name."""
-    found: dict[str, dict[str, list[Seen]]] = {check.name: {} for check in report.checks}
+    found: dict[str, dict[str, list[ParticipantEnd]]] = {check.name: {} for check in report.checks}
     for seen in _every(report):
         found.setdefault(seen.check, {}).setdefault(seen.round, []).append(seen)
     return {check: dict(in_order(rounds)) for check, rounds in found.items() if rounds}
 
 
-def who(places: list[Seen]) -> str:
+def who(places: list[ParticipantEnd]) -> str:
     """Several participants, in a few words."""
     ranks = [seen.rank for seen in places if seen.rank is not None]
     if ranks:
@@ -151,7 +151,7 @@ def in_order(values: Mapping[Any, T]) -> list[tuple[Any, T]]:
     return sorted(values.items(), key=lambda item: str(item[0]))
 
 
-def _every(report: Report) -> Iterator[Seen]:
+def _every(report: Report) -> Iterator[ParticipantEnd]:
     places: list[tuple[str, int | None, Facts]] = [
         (host.label, None, host.facts) for host in report.cluster.hosts
     ]
@@ -160,7 +160,7 @@ def _every(report: Report) -> Iterator[Seen]:
     for name, number_of, facts in places:
         for check, rounds in facts.items():
             for round_name, outcome in rounds.items():
-                yield Seen(check, round_name, name, number_of, outcome)
+                yield ParticipantEnd(check, round_name, name, number_of, outcome)
 
 
 _MOST_DIFFERENT, _MOST_OF_MANY = 64, 6
@@ -234,16 +234,16 @@ class _Worth:
         self._hosts = {name for cause in report.root_causes for name in cause.where.hosts}
         self._facts: dict[int, str] = {}  # of those that many hold in common
 
-    def first(self, alike: Iterable[list[Seen]]) -> list[list[Seen]]:
+    def first(self, alike: Iterable[list[ParticipantEnd]]) -> list[list[ParticipantEnd]]:
         """The outcomes to be shown: those that failed, those of hosts that are blamed, the rest."""
 
-        def order(same: list[Seen]) -> tuple[bool, bool]:
+        def order(same: list[ParticipantEnd]) -> tuple[bool, bool]:
             return not same[0].is_bad, not any(seen.host in self._hosts for seen in same)
 
         every = list(alike)
         return every if len(every) <= self.most else sorted(every, key=order)[: self.most]
 
-    def identity(self, seen: Seen) -> tuple[str, str]:
+    def identity(self, seen: ParticipantEnd) -> tuple[str, str]:
         """Equal for those that have the same to show, however long it took them."""
         facts = seen.outcome.facts
         if id(facts) not in self._facts:
@@ -252,8 +252,8 @@ class _Worth:
         return self._facts[id(facts)], dump(kept.to_json())
 
 
-def _round(name: str, seen: Sequence[Seen], worth: _Worth) -> Html:
-    alike: dict[tuple[str, str], list[Seen]] = {}
+def _round(name: str, seen: Sequence[ParticipantEnd], worth: _Worth) -> Html:
+    alike: dict[tuple[str, str], list[ParticipantEnd]] = {}
     for each in seen:
         alike.setdefault(worth.identity(each), []).append(each)
     shown = worth.first(alike.values())
@@ -266,7 +266,7 @@ def _round(name: str, seen: Sequence[Seen], worth: _Worth) -> Html:
     return together(element("h3", f"round {name}"), *parts)
 
 
-def _outcome(same: Sequence[Seen]) -> Html:
+def _outcome(same: Sequence[ParticipantEnd]) -> Html:
     record = same[0].outcome.to_json()
     took = sorted(seen.took_s for seen in same)
     span = f"{took[0]:.2f} s" if took[0] == took[-1] else f"{took[0]:.2f} to {took[-1]:.2f} s"

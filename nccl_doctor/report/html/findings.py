@@ -11,12 +11,12 @@ from nccl_doctor.model.cluster import Host, Rank
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status
 from nccl_doctor.model.report import Report
 from nccl_doctor.model.sections import Setup
-from nccl_doctor.report.html.facts import Seen, in_order, item, number, outcomes_of, who
+from nccl_doctor.report.html.facts import ParticipantEnd, in_order, item, number, outcomes_of, who
 from nccl_doctor.report.html.markup import Html, element, fold, table, together
 from nccl_doctor.report.manual import check_page, kind_page
 from nccl_doctor.report.story import (
     Checks,
-    Places,
+    PlaceWords,
     Steps,
     by_kind,
     checks_in_words,
@@ -67,7 +67,7 @@ def _prose(text: str) -> Iterator[object]:
 _MOST_GROUPS = 200
 _HEAD = ("round", "members", "hosts", "result", "took", "groups in it", "how it ended")
 
-Group = Sequence[Seen]
+Group = Sequence[ParticipantEnd]
 
 
 def groups_section(report: Report) -> Html | None:
@@ -89,9 +89,9 @@ def groups_section(report: Report) -> Html | None:
     return element("section", element("h2", "Groups"), *parts, id="groups") if parts else None
 
 
-def groups_of(seen: Sequence[Seen]) -> list[list[Seen]]:
+def groups_of(seen: Sequence[ParticipantEnd]) -> list[list[ParticipantEnd]]:
     """Groups of one round, in order of their lowest seat."""
-    found: dict[int, list[Seen]] = {}
+    found: dict[int, list[ParticipantEnd]] = {}
     for each in seen:
         if each.rank is not None and each.group is not None and each.status != "skipped":
             found.setdefault(each.group, []).append(each)
@@ -117,7 +117,7 @@ def _row(name: str, group: Group) -> tuple[str, ...]:
     hosts = list(dict.fromkeys(seen.host for seen in group))
     crumbs = (crumb for seen in group for crumb in seen.outcome.breadcrumbs)
     inner = list(dict.fromkeys(str(each["group"]) for each in crumbs if each.get("group")))
-    endings: dict[str, list[Seen]] = {}
+    endings: dict[str, list[ParticipantEnd]] = {}
     for seen in group:
         if not seen.is_good:
             endings.setdefault(seen.in_words(), []).append(seen)
@@ -239,7 +239,7 @@ def _setup(report: Report, checks: Checks) -> Iterator[tuple[str, str]]:
 
 def sections(report: Report) -> Iterator[Html]:
     """Sections of the page: what to fix; symptoms, warnings, gaps and notes."""
-    places, steps = Places(report), Steps(report)
+    places, steps = PlaceWords(report), Steps(report)
     if report.root_causes:
         cards = [_card(places, steps, group) for group in by_kind(report.root_causes)]
         yield element("section", element("h2", "What to fix"), *cards, id="causes")
@@ -287,7 +287,7 @@ def _table(found: Sequence[CheckResult]) -> Html:
     return table(("status", "check", "layer", "tested", "took", "reason"), rows)
 
 
-def _card(places: Places, steps: Steps, group: Sequence[Finding]) -> Html:
+def _card(places: PlaceWords, steps: Steps, group: Sequence[Finding]) -> Html:
     kind, level = group[0].kind, group[0].level.value
     title = element(
         "h3",
@@ -305,7 +305,7 @@ def _card(places: Places, steps: Steps, group: Sequence[Finding]) -> Html:
     return element("article", title, *parts, why, *fix, class_=level)
 
 
-def _entry(places: Places, finding: Finding) -> Html:
+def _entry(places: PlaceWords, finding: Finding) -> Html:
     where = places.say(finding.where)
     doubt = "" if finding.confidence.value == "certain" else f" ({finding.confidence.value})"
     return element(
@@ -325,7 +325,7 @@ def _evidence(finding: Finding) -> Html | None:
 
 
 def _folded(
-    places: Places,
+    places: PlaceWords,
     steps: Steps,
     title: str,
     name: str,

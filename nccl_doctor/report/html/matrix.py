@@ -171,7 +171,7 @@ _SPEED = {"latency-high", "link-slow", "link-lossy", "host-slow"}
 
 
 @dataclass(frozen=True)
-class View:
+class Quantity:
     """Quantity that a map can show: `letter` begins the classes of its cells and its scale."""
 
     letter: str
@@ -181,7 +181,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Map:
+class NetworkMap:
     """Some hosts of a network, by position, with the title of the map."""
 
     title: str
@@ -200,7 +200,7 @@ def section(report: Report, checks: Checks) -> Html | None:
     is_large = len(network.hosts) > MOST_HOSTS
     if is_large:
         blocks = in_blocks(network, report.cluster)
-        whole = Map("All hosts", tuple(range(len(blocks.hosts))), _OF_BLOCKS)
+        whole = NetworkMap("All hosts", tuple(range(len(blocks.hosts))), _OF_BLOCKS)
         parts += _drawn(blocks, whole, views, first, _MOST_MAPS)
     for number, each in enumerate(maps_of(network)):
         parts += _drawn(network, each, views, first, number)
@@ -209,12 +209,12 @@ def section(report: Report, checks: Checks) -> Html | None:
     return element("section", element("h2", "Links between hosts"), *parts, id="links")
 
 
-def maps_of(network: Network) -> list[Map]:
+def maps_of(network: Network) -> list[NetworkMap]:
     """One map of all hosts; or, of many hosts, one for each of the first kinds of findings that
     name links.
     """
     if len(network.hosts) <= MOST_HOSTS:
-        return [Map("", tuple(range(len(network.hosts))))]
+        return [NetworkMap("", tuple(range(len(network.hosts))))]
     maps = []
     for code, pairs in list(network.by_code().items())[:_MOST_MAPS]:
         often = Counter(end for pair in pairs for end in pair)
@@ -224,7 +224,7 @@ def maps_of(network: Network) -> list[Map]:
         note = f"{len(pairs)} links of {len(often)} hosts"
         if inside < len(pairs):
             note += f"; shown: the {len(chosen)} hosts with most of them, {inside} links"
-        maps.append(Map(code, tuple(chosen), note))
+        maps.append(NetworkMap(code, tuple(chosen), note))
     return maps
 
 
@@ -245,7 +245,7 @@ def _summary(network: Network) -> str:
     return "; ".join(parts) + "."
 
 
-def _views(network: Network) -> tuple[View, ...]:
+def _views(network: Network) -> tuple[Quantity, ...]:
     def late(link: Link) -> str:
         if link.rtt_us is None:
             return _UNKNOWN
@@ -259,9 +259,9 @@ def _views(network: Network) -> tuple[View, ...]:
         return str(sum(link.rate < usual * step for step in _SLOW))
 
     return (
-        View("r", "reachability", _reach_text, _reach_step),
-        View("l", "latency", lambda link: show_latency(link.rtt_us), late),
-        View("b", "bandwidth", lambda link: show_rate(link.rate), slow),
+        Quantity("r", "reachability", _reach_text, _reach_step),
+        Quantity("l", "latency", lambda link: show_latency(link.rtt_us), late),
+        Quantity("b", "bandwidth", lambda link: show_rate(link.rate), slow),
     )
 
 
@@ -294,7 +294,7 @@ _OF_BLOCKS = (
 
 
 def _drawn(
-    network: Network, each: Map, views: Sequence[View], first: str, number: int
+    network: Network, each: NetworkMap, views: Sequence[Quantity], first: str, number: int
 ) -> list[Html]:
     """A map below its title."""
     title = element("h3", each.title) if each.title else None
@@ -303,7 +303,9 @@ def _drawn(
     return [part for part in (title, note, drawn) if part is not None]
 
 
-def _draw(network: Network, each: Map, views: Sequence[View], first: str, number: int) -> Html:
+def _draw(
+    network: Network, each: NetworkMap, views: Sequence[Quantity], first: str, number: int
+) -> Html:
     switches: list[Html] = []
     for view in views:
         name = f"view-{number}-{view.letter}"
@@ -362,7 +364,7 @@ def _host(network: Network, host: int, scope: str) -> Html:
     return element("th", name, scope=scope, title=title, class_=classes or None)
 
 
-def _cell(network: Network, pair: Pair, views: Sequence[View], written: bool) -> Html:
+def _cell(network: Network, pair: Pair, views: Sequence[Quantity], written: bool) -> Html:
     if pair[0] == pair[1] and pair not in network.links:
         return element("td", class_="self")
     link = network.at(pair)
@@ -383,7 +385,7 @@ def _cell(network: Network, pair: Pair, views: Sequence[View], written: bool) ->
     )
 
 
-def _text(view: View, link: Link) -> Html:
+def _text(view: Quantity, link: Link) -> Html:
     """The value of a cell; of how a link fails, a phone shows a mark in place of the words."""
     words = view.text(link)
     if view.letter != "r" or link.reach != "failed":

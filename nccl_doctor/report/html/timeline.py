@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from nccl_doctor.model.cluster import MAX_BREADCRUMBS
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.html.facts import Seen, Step, number, outcomes_of, who
+from nccl_doctor.report.html.facts import Crumb, ParticipantEnd, number, outcomes_of, who
 from nccl_doctor.report.html.markup import Html, element, fold, together
 
 _MOST_ROWS, _MOST_ROWS_OF_MANY = 64, 16
@@ -36,7 +36,7 @@ Key = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
-class Phase:
+class RowPart:
     """A part of a row, in seconds; `kind` is `form`, `talk`, `work`, `stuck` or `wait`."""
 
     name: str
@@ -46,11 +46,11 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Row:
+class ParticipantRow:
     """One participant."""
 
     label: str
-    phases: tuple[Phase, ...]
+    phases: tuple[RowPart, ...]
     ending: str
     is_bad: bool = False
 
@@ -64,7 +64,7 @@ class Lane:
     """
 
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[ParticipantRow, ...]
     remarks: tuple[str, ...]
     count: int
     bad: int
@@ -132,14 +132,17 @@ def _roll_call(report: Report) -> Iterator[Lane]:
         at = number(rank.signed_in_s)
         if not rank.reported:
             patience = max(last, number(report.cluster.join_timeout_s))
-            gone = Phase("never signed in", 0.0, patience, "stuck")
-            rows.append(Row(label, (gone,), "never signed in", True))
+            gone = RowPart("never signed in", 0.0, patience, "stuck")
+            rows.append(ParticipantRow(label, (gone,), "never signed in", True))
             gone_ranks.append(label)
             continue
         if at >= last:
             slowest.append(label)
-        phases = (Phase("until it signed in", 0.0, at, "work"), Phase("waiting", at, last, "wait"))
-        rows.append(Row(label, phases, f"signed in after {at:.2f} s"))
+        phases = (
+            RowPart("until it signed in", 0.0, at, "work"),
+            RowPart("waiting", at, last, "wait"),
+        )
+        rows.append(ParticipantRow(label, phases, f"signed in after {at:.2f} s"))
     remarks = []
     first = min((number(rank.signed_in_s) for rank in ranks), default=0.0)
     if last - first >= _WAITED_S:
@@ -153,14 +156,16 @@ def _roll_call(report: Report) -> Iterator[Lane]:
     yield Lane("Signing in", tuple(worst), tuple(remarks), len(rows), len(gone_ranks), max(ends))
 
 
-def _round(check: str, name: str, seen: Sequence[Seen]) -> Lane:
+def _round(check: str, name: str, seen: Sequence[ParticipantEnd]) -> Lane:
     ends = [max(each.took_s, each.last_step_s) for each in seen]
     rows = tuple(
-        Row(each.label, _phases(each), f"{each.in_words()}, {each.took_s:.2f} s", each.is_bad)
+        ParticipantRow(
+            each.label, _phases(each), f"{each.in_words()}, {each.took_s:.2f} s", each.is_bad
+        )
         for at in _worst([each.is_bad for each in seen], ends)
         for each in [seen[at]]
     )
-    groups: dict[int | None, list[Seen]] = {}
+    groups: dict[int | None, list[ParticipantEnd]] = {}
     for each in seen:
         groups.setdefault(each.group, []).append(each)
     remarks = [words for members in groups.values() for words in waited(members)]
@@ -177,18 +182,18 @@ def _worst(bad: Sequence[bool], ends_s: Sequence[float], most: int = _MOST_ROWS)
     return sorted(worst[:most])
 
 
-def _phases(seen: Seen) -> tuple[Phase, ...]:
+def _phases(seen: ParticipantEnd) -> tuple[RowPart, ...]:
     steps = seen.steps
     if not steps:
-        return (Phase(seen.in_words(), 0.0, seen.took_s, "stuck" if seen.is_bad else "work"),)
-    phases = [Phase("starting", 0.0, steps[0].at_s, "work")] if steps[0].at_s else []
+        return (RowPart(seen.in_words(), 0.0, seen.took_s, "stuck" if seen.is_bad else "work"),)
+    phases = [RowPart("starting", 0.0, steps[0].at_s, "work")] if steps[0].at_s else []
     for i, step in enumerate(steps):
         is_last = i + 1 == len(steps)
         end = seen.took_s if is_last else steps[i + 1].at_s
         kind = "form" if step.name in _FORMING else "talk" if _is_joint(step) else "work"
         of_group = f" ({step.group})" if step.group else ""
         phases.append(
-            Phase(
+            RowPart(
                 f"{step.name}{of_group}",
                 step.at_s,
                 max(step.at_s, end),
@@ -198,11 +203,11 @@ def _phases(seen: Seen) -> tuple[Phase, ...]:
     return tuple(phases)
 
 
-def _is_joint(step: Step) -> bool:
+def _is_joint(step: Crumb) -> bool:
     return step.is_collective or "all_reduce" in step.name
 
 
-def waited(members: Sequence[Seen]) -> Iterator[str]:
+def waited(members: Sequence[ParticipantEnd]) -> Iterator[str]:
     """Sentences about which ranks of one group waited for which; none if that is not known."""
     crumbs = [len(each.outcome.breadcrumbs) for each in members]
     if len(members) < 2 or max(crumbs) >= MAX_BREADCRUMBS:
@@ -218,7 +223,7 @@ def waited(members: Sequence[Seen]) -> Iterator[str]:
 
 
 def _hung(
-    members: Sequence[Seen], inside: Sequence[dict[Key, float]], stuck: Sequence[int]
+    members: Sequence[ParticipantEnd], inside: Sequence[dict[Key, float]], stuck: Sequence[int]
 ) -> Iterator[str]:
     # Of several groups it is not known who belongs to which.
     if len({step.group for each in members for step in each.steps if step.is_collective}) > 1:
@@ -235,7 +240,9 @@ def _hung(
             yield f"{waiting} waited in {_say(key)}; not known to have reached it: {others}."
 
 
-def _lost_time(members: Sequence[Seen], inside: Sequence[dict[Key, float]]) -> Iterator[str]:
+def _lost_time(
+    members: Sequence[ParticipantEnd], inside: Sequence[dict[Key, float]]
+) -> Iterator[str]:
     """The step in which most time was spent waiting."""
     best: tuple[float, str] | None = None
     for key in {key: None for each in inside for key in each if key[0].startswith(_MUTUAL)}:
@@ -250,7 +257,7 @@ def _lost_time(members: Sequence[Seen], inside: Sequence[dict[Key, float]]) -> I
         yield best[1]
 
 
-def _inside(seen: Seen) -> dict[Key, float]:
+def _inside(seen: ParticipantEnd) -> dict[Key, float]:
     """Seconds inside each joint step, in order."""
     steps, count = seen.steps, Counter[tuple[str, str]]()
     found: dict[Key, float] = {}
@@ -268,12 +275,12 @@ def _say(key: Key) -> str:
     return f"{name}{number_of}" + (f" of group {group}" if group else "")
 
 
-def _worst_rows(rows: Sequence[Row], most: int) -> list[Row]:
+def _worst_rows(rows: Sequence[ParticipantRow], most: int) -> list[ParticipantRow]:
     ends_s = [max((phase.end_s for phase in row.phases), default=0.0) for row in rows]
     return [rows[at] for at in _worst([row.is_bad for row in rows], ends_s, most)]
 
 
-def _draw(lane: Lane, rows: Sequence[Row]) -> Html:
+def _draw(lane: Lane, rows: Sequence[ParticipantRow]) -> Html:
     span = lane.span_s
     lines = [
         element(
@@ -294,7 +301,7 @@ def _draw(lane: Lane, rows: Sequence[Row]) -> Html:
     return fold(title, *remarks, *lines, is_open=bool(lane.bad), class_="lane")
 
 
-def _bar(row: Row, span: float) -> Html:
+def _bar(row: ParticipantRow, span: float) -> Html:
     scale = _SCALE / span if span else 0.0
     rects = [
         element(

@@ -202,7 +202,7 @@ def is_public(name: str) -> bool:
     return any(lower == each or lower.endswith("." + each) for each in PUBLIC_DOMAINS)
 
 
-class Names:
+class KnownNames:
     """The names that a record is known to hold, and their pseudonyms.
 
     Names of hosts are told apart without regard to case. A name with a domain has the pseudonym of

@@ -18,7 +18,7 @@ from nccl_doctor.report.redaction.names import (
     PATH_PATTERN,
     PATH_WORDS,
     PYTHON_HOME,
-    Names,
+    KnownNames,
 )
 
 HOMES = frozenset(("home", "Users", "users", "u"))
@@ -30,7 +30,7 @@ UNITS = ("service", "scope", "slice")
 class Paths:
     """Pseudonyms of paths."""
 
-    def __init__(self, book: Book, names: Names, ids: Ids) -> None:
+    def __init__(self, book: Book, names: KnownNames, ids: Ids) -> None:
         self._book = book
         self._names = names
         self._ids = ids

@@ -1,7 +1,7 @@
 """Free text with pseudonyms in it: messages, stacks, log lines, what tools print. Pure.
 
 One pass over the text: what has been replaced is not looked at again. What cannot be told from its
-shape, the bare name of a host or a user, is known from elsewhere in the record (`Names`).
+shape, the bare name of a host or a user, is known from elsewhere in the record (`KnownNames`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 from nccl_doctor.report.redaction.addresses import Addresses, Ids
 from nccl_doctor.report.redaction.book import Book
-from nccl_doctor.report.redaction.names import Names, is_public
+from nccl_doctor.report.redaction.names import KnownNames, is_public
 from nccl_doctor.report.redaction.paths import HOMES, Paths, is_systems_own
 from nccl_doctor.system.masking import MASK, masked
 
@@ -67,7 +67,7 @@ class Text:
     """Puts pseudonyms into free text, once the names in it are known."""
 
     def __init__(self, book: Book) -> None:
-        self.names = Names(book)
+        self.names = KnownNames(book)
         self.addresses = Addresses(book)
         self.ids = Ids(book, self.addresses)
         self.paths = Paths(book, self.names, self.ids)

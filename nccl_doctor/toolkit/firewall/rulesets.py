@@ -284,7 +284,7 @@ def _words(line: str) -> list[str]:
 
 
 @dataclass
-class _Reader:
+class _ToolRunner:
     """Runs the tools; collects why one of them gave no output."""
 
     timeout_s: float
@@ -328,7 +328,7 @@ def read_rules(timeout_s: float = 3.0, root: Path = Path("/")) -> Rules:
         timeout_s: for each of at most four commands.
         root: the folder below which /etc is read.
     """
-    reader = _Reader(timeout_s)
+    reader = _ToolRunner(timeout_s)
     chains: list[Chain] = []
     nft = reader.run("nft", "-a", "list", "ruleset")
     if nft is not None:

@@ -113,7 +113,7 @@ class _LinkStates(ctypes.Structure):
     _fields_ = [("count", ctypes.c_uint32), ("states", ctypes.c_uint32 * 8), _SPARE]
 
 
-class _Page(ctypes.Structure):
+class _RetiredPage(ctypes.Structure):
     _fields_ = [
         ("address", ctypes.c_uint64),
         ("size", ctypes.c_uint64),
@@ -121,7 +121,7 @@ class _Page(ctypes.Structure):
     ]
 
 
-class _Text(ctypes.Structure):
+class _TextStructure(ctypes.Structure):
     """A structure that begins with a text."""
 
     _fields_ = [("text", ctypes.c_char * 256), _SPARE]
@@ -147,7 +147,7 @@ class Release(NamedTuple):
         return {24: 104 if self.minor >= 7 else None}.get(self.major, 120)
 
 
-class Library:
+class AmdSmi:
     """libamd_smi.so, with every error by its name."""
 
     def __init__(self, crumb: Crumb, folders: Sequence[str] = ()) -> None:
@@ -250,7 +250,7 @@ class Library:
 class Gpu:
     """One GPU and its answers: `facts`, and `refused`: error name → fields without an answer."""
 
-    def __init__(self, library: Library, release: Release, index: int) -> None:
+    def __init__(self, library: AmdSmi, release: Release, index: int) -> None:
         self._library, self._release = library, release
         self.refused: dict[str, list[str]] = {}
         self.facts: dict[str, Any] = {"index": index, "lost": False, "refused": self.refused}
@@ -297,7 +297,7 @@ class Gpu:
 
     def text(self, function: str) -> str | None:
         """The text with which a structure begins."""
-        text = bytes(self._filled(_Text, function).text).decode("utf-8").strip()
+        text = bytes(self._filled(_TextStructure, function).text).decode("utf-8").strip()
         return None if text in ("", "N/A") else text
 
     def partition(self, function: str) -> str | None:
@@ -340,7 +340,7 @@ class Gpu:
         self._library.call(function, self._handle, ctypes.byref(count), None, gpu=self.facts)
         found = dict.fromkeys(PAGES.values(), 0)
         # One more may come in between.
-        records = (_Page * (count.value + 64))()
+        records = (_RetiredPage * (count.value + 64))()
         if count.value:
             self._library.call(function, self._handle, ctypes.byref(count), records, gpu=self.facts)
         for record in records[: min(count.value, len(records))]:

@@ -34,7 +34,7 @@ _LEAP_S = 1.0
 
 
 @dataclass
-class Ended:
+class WorkEnd:
     """The end of one piece of work.
 
     Attributes:
@@ -72,7 +72,7 @@ class Ended:
         return {"wedged": {"call": call, **end, "stopped_s": self.stopped_s}}
 
 
-def each_apart(works: Iterable[Work], limit_s: float, crumb: Crumb) -> list[Ended]:
+def each_apart(works: Iterable[Work], limit_s: float, crumb: Crumb) -> list[WorkEnd]:
     """Run all at once, each in a process of its own, for at most `limit_s` seconds.
 
     Args:
@@ -87,7 +87,7 @@ def each_apart(works: Iterable[Work], limit_s: float, crumb: Crumb) -> list[Ende
     Raises:
         OSError: no process can be started.
     """
-    children = [_Child(work) for work in works]
+    children = [_GpuProcess(work) for work in works]
     begun = time.monotonic()
     until = begun + limit_s
     open_pipes = {child.pipe: child for child in children}
@@ -124,7 +124,7 @@ def each_apart(works: Iterable[Work], limit_s: float, crumb: Crumb) -> list[Ende
 
 def twice_apart(
     works: Sequence[Work], limit_s: float, left: Callable[[], float], crumb: Crumb
-) -> list[Ended]:
+) -> list[WorkEnd]:
     """Results of `each_apart`; work whose process died is tried once more.
 
     `left`: seconds until this process is killed.
@@ -139,11 +139,11 @@ def twice_apart(
     return ends
 
 
-class _Child:
+class _GpuProcess:
     """One process, in the process group of the probe child."""
 
     def __init__(self, work: Work) -> None:
-        self.ended = Ended()
+        self.ended = WorkEnd()
         self._returned = False
         self._standstill = Standstill()
         self._rest = b""

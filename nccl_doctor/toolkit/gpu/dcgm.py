@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, TypedDict
 
-from nccl_doctor.system.programs import Said, find_program
+from nccl_doctor.system.programs import ProgramEnd, find_program
 
 _MOST_WORDS = 400
 _UNREACHABLE = (
@@ -46,13 +46,13 @@ class DiagResult(TypedDict):
     words: str
 
 
-def refusal(said: Said) -> str:
+def refusal(said: ProgramEnd) -> str:
     """The line in which `dcgmi` says why it has no answer; empty if it does not."""
     lines = (line.strip() for line in said.text.splitlines())
     return next((line[:_MOST_WORDS] for line in lines if line.startswith("Error")), "")
 
 
-def is_unreachable(said: Said) -> bool:
+def is_unreachable(said: ProgramEnd) -> bool:
     """Whether no host engine answers."""
     return any(words in said.text.lower() for words in _UNREACHABLE)
 

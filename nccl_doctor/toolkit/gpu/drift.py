@@ -9,7 +9,7 @@ from typing import Any
 
 from nccl_doctor.model.findings import Severity
 from nccl_doctor.toolkit.hosts import sides_in_words
-from nccl_doctor.toolkit.versions import Difference
+from nccl_doctor.toolkit.versions import DifferingComponents
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,9 @@ class Drift:
         }
 
 
-def drifts(found: Sequence[Difference], severity: Severity, others: str) -> Iterator[Drift]:
+def drifts(
+    found: Sequence[DifferingComponents], severity: Severity, others: str
+) -> Iterator[Drift]:
     """Each difference as a text; `others` is the clause before what the others have."""
     for odd in found:
         if odd.tie:

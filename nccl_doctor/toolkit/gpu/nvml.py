@@ -47,7 +47,7 @@ def device_name(gpu: Mapping[str, Any]) -> str:
     return str(gpu.get("uuid") or gpu.get("bus_id") or f"GPU {gpu['index']}")
 
 
-class Library:
+class Nvml:
     """pynvml with every error by its name."""
 
     def __init__(self, crumb: Crumb) -> None:
@@ -82,10 +82,10 @@ class Library:
             raise Refused(function, _BAD) from error
 
 
-class Asked:
+class GpuAnswers:
     """The answers of one GPU: `facts`, and `refused`: error name → fields without an answer."""
 
-    def __init__(self, library: Library, index: int) -> None:
+    def __init__(self, library: Nvml, index: int) -> None:
         self._library = library
         self.handle: Any = None
         self.refused: dict[str, list[str]] = {}
@@ -154,14 +154,14 @@ def prepare() -> None:
             names(pynvml, prefix)
 
 
-def start(crumb: Crumb) -> Library:
+def start(crumb: Crumb) -> Nvml:
     """Load the library and start it.
 
     Raises:
         ImportError: nvidia-ml-py is not installed.
         Refused: as by nvmlInit; `LIBRARY_NOT_FOUND` where there is no libnvidia-ml.so.1.
     """
-    library = Library(crumb)
+    library = Nvml(crumb)
     library.call("nvmlInit")
     return library
 
@@ -183,7 +183,7 @@ class Pairs(TypedDict):
     pairs_refused: dict[str, dict[str, int]]
 
 
-def read_system(library: Library) -> System:
+def read_system(library: Nvml) -> System:
     """Versions, and the number of GPUs.
 
     Raises:
@@ -209,7 +209,7 @@ def read_system(library: Library) -> System:
     }
 
 
-def read_pairs(library: Library, gpus: Iterable[Mapping[str, Any]]) -> Pairs:
+def read_pairs(library: Nvml, gpus: Iterable[Mapping[str, Any]]) -> Pairs:
     """Answers of the driver about each pair of these GPUs.
 
     Args:
@@ -237,7 +237,7 @@ def read_pairs(library: Library, gpus: Iterable[Mapping[str, Any]]) -> Pairs:
 
 
 def _ask_pairs(
-    library: Library, there: Sequence[tuple[Mapping[str, Any], Any]], way: Way, prefix: str
+    library: Nvml, there: Sequence[tuple[Mapping[str, Any], Any]], way: Way, prefix: str
 ) -> tuple[dict[str, list[list[int]]], dict[str, int]]:
     """Answer, named by the constant with this prefix → pairs; error name → number of pairs."""
     named = names(library.nvml, prefix)

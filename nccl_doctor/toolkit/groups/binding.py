@@ -57,7 +57,7 @@ class Advice:
     confidence: Confidence
 
 
-class _Claim(NamedTuple):
+class _Behaviour(NamedTuple):
     """Behaviour of one of the two libraries."""
 
     binds: bool | None
@@ -193,30 +193,32 @@ def as_observed(expected: Binding, own: bool, wrapped: bool | None) -> Binding:
 _NAMES: Mapping[str, str] = {DEEPSPEED: "DeepSpeed", TORCH: "torch"}
 
 
-def _by_deepspeed(deepspeed: str | None, torch: str, accelerator: str, world_size: int) -> _Claim:
+def _by_deepspeed(
+    deepspeed: str | None, torch: str, accelerator: str, world_size: int
+) -> _Behaviour:
     """Whether DeepSpeed passes device_id."""
     table = _table()
     gate = table["gate"]
     if deepspeed is None:
-        return _Claim(False, "is not used")
+        return _Behaviour(False, "is not used")
     mine, its_torch = _parse(deepspeed), _parse(torch)
     if mine is None:
-        return _Claim(None, f"has a version that cannot be read: {deepspeed}")
+        return _Behaviour(None, f"has a version that cannot be read: {deepspeed}")
     rows = list(_rows(mine, table["deepspeed"], between=mine.is_early or mine.is_local))
     answers = [_passes(row, accelerator, world_size) for row in rows]
     if set(answers) == {False}:
-        return _Claim(False, rows[0]["why"])
+        return _Behaviour(False, rows[0]["why"])
     if its_torch is None:
-        return _Claim(None, f"looks at a version of torch that cannot be read: {torch}")
+        return _Behaviour(None, f"looks at a version of torch that cannot be read: {torch}")
     if _before(its_torch, gate["argument"]):
-        return _Claim(False, gate["argument_why"])
+        return _Behaviour(False, gate["argument_why"])
     if _after(its_torch, gate["after"]) and _before(its_torch, gate["before"]):
-        return _Claim(False, gate["why"])
+        return _Behaviour(False, gate["why"])
     if len(set(answers)) > 1:
         either = "; or ".join(row["why"] for row in rows)
-        return _Claim(None, f"{deepspeed} is a build between two releases: it either {either}")
+        return _Behaviour(None, f"{deepspeed} is a build between two releases: it either {either}")
     since = f"{_NAMES[DEEPSPEED]} {rows[0]['since']}" if answers[0] else ""
-    return _Claim(answers[0], rows[0]["why"], since)
+    return _Behaviour(answers[0], rows[0]["why"], since)
 
 
 def _passes(row: Mapping[str, Any], accelerator: str, world_size: int) -> bool | None:
@@ -229,11 +231,11 @@ def _passes(row: Mapping[str, Any], accelerator: str, world_size: int) -> bool |
     return accelerator == "cuda"  # the CPU's device is None: as if it were not passed
 
 
-def _by_torch(torch: str, backend: str, env: Mapping[str, str | None]) -> _Claim:
+def _by_torch(torch: str, backend: str, env: Mapping[str, str | None]) -> _Behaviour:
     """Whether torch binds by itself."""
     mine = _parse(torch)
     if mine is None:
-        return _Claim(None, f"has a version that cannot be read: {torch}")
+        return _Behaviour(None, f"has a version that cannot be read: {torch}")
     rows = list(_rows(mine, _table()["torch"], between=mine.is_early))
     name = _backend_of_cuda(backend)
     answers = [
@@ -243,13 +245,13 @@ def _by_torch(torch: str, backend: str, env: Mapping[str, str | None]) -> _Claim
         for row in rows
     ]
     if len(set(answers)) > 1:
-        return _Claim(None, f"{torch} is a build between two releases: it may bind by itself")
+        return _Behaviour(None, f"{torch} is a build between two releases: it may bind by itself")
     if answers[0] and "rocm" in torch:
-        return _Claim(None, f"{torch} is built for ROCm, which the table does not cover")
+        return _Behaviour(None, f"{torch} is built for ROCm, which the table does not cover")
     row = rows[0]
     if answers[0]:
-        return _Claim(True, row["why"], f"{_NAMES[TORCH]} {row['since']}")
-    return _Claim(False, _table()["torch"][0]["why"])
+        return _Behaviour(True, row["why"], f"{_NAMES[TORCH]} {row['since']}")
+    return _Behaviour(False, _table()["torch"][0]["why"])
 
 
 def _backend_of_cuda(backend: str) -> str:

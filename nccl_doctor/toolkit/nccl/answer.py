@@ -60,7 +60,7 @@ _DUMPED = re.compile(
 _DEFAULT, _CACHED, _UNSET = "Default", "Cached", "<unset>"
 
 
-class Reading(NamedTuple):
+class ReadValue(NamedTuple):
     """The value of a variable as NCCL reads it; `taken` is False where it is the default, since
     the variable is not set or its text is nothing that NCCL can read.
     """
@@ -70,7 +70,7 @@ class Reading(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer:
+class LibraryAnswer:
     """The answer of one NCCL library.
 
     Attributes:
@@ -97,7 +97,7 @@ class Answer:
     from_files: Mapping[str, str] = field(default_factory=dict)
     plugin: str = ""
     names: tuple[str, ...] = ()
-    readings: Mapping[str, Reading] = field(default_factory=dict)
+    readings: Mapping[str, ReadValue] = field(default_factory=dict)
 
     def read_otherwise(self, settings: Mapping[str, Setting]) -> list[str]:
         """Variables that NCCL reads with another value than expected, or that it gets from another
@@ -120,7 +120,7 @@ class Answer:
         return sorted(found)
 
 
-def _is_unexpected(name: str, text: str | None, reading: Reading) -> bool:
+def _is_unexpected(name: str, text: str | None, reading: ReadValue) -> bool:
     """Whether the table of variables says that NCCL reads a text in another way than it does."""
     row = table().variables.get(name)
     if text is None:
@@ -135,7 +135,7 @@ def ask_nccl(
     env: Mapping[str, str],
     breadcrumb: Callable[[str], None] = lambda step: None,
     patience_s: float = PATIENCE_S,
-) -> Answer | None:
+) -> LibraryAnswer | None:
     """Ask one NCCL library, in a child that is killed if it does not answer.
 
     Args:
@@ -154,13 +154,13 @@ def ask_nccl(
     try:
         data = json.loads(send_foreign("nccl", lambda: _ask(library, env), patience_s))
     except TimeoutError as error:
-        return Answer(library, version, error=error.strerror or "no answer in time")
+        return LibraryAnswer(library, version, error=error.strerror or "no answer in time")
     except ChildProcessError as error:
-        return Answer(library, version, error=error.strerror or "ended its process")
+        return LibraryAnswer(library, version, error=error.strerror or "ended its process")
     fields = said(data["log"])
     if data["result"] == 0:
         fields["error"] = ""
-    return Answer(
+    return LibraryAnswer(
         library,
         version,
         data["result"],
@@ -171,7 +171,7 @@ def ask_nccl(
     )
 
 
-def dumped(text: str, env: Mapping[str, str]) -> dict[str, Reading]:
+def dumped(text: str, env: Mapping[str, str]) -> dict[str, ReadValue]:
     """Variable → how NCCL reads it, of what `ncclParamDumpAll` prints in the child.
 
     Args:
@@ -179,7 +179,7 @@ def dumped(text: str, env: Mapping[str, str]) -> dict[str, Reading]:
         env: environment of the job; the child has others of `OURS`.
     """
     return {
-        name: Reading("" if value == _UNSET else value.strip(), source != _DEFAULT)
+        name: ReadValue("" if value == _UNSET else value.strip(), source != _DEFAULT)
         for name, flags, value, source in _DUMPED.findall(text)
         if name != _SHOW_ALL
         and (name not in OURS or (name in _RESTORED and name in env and _CACHED not in flags))
@@ -187,8 +187,8 @@ def dumped(text: str, env: Mapping[str, str]) -> dict[str, Reading]:
 
 
 def said(log: str) -> dict[str, Any]:
-    """Fields of an `Answer` that a log of NCCL holds: `interface`, `address`, `error`, `used`,
-    `plugin`.
+    """Fields of a `LibraryAnswer` that a log of NCCL holds: `interface`, `address`, `error`,
+    `used`, `plugin`.
     """
     lines = _SAYS.findall(log)
     infos = [text for level, text in lines if level == "INFO"]

@@ -45,7 +45,7 @@ _AUTO_BEFORE = ("ib", "^docker,lo", "docker", "lo")
 
 
 @dataclass(frozen=True)
-class Choice:
+class InterfaceChoice:
     """The interfaces and addresses that one library would listen on.
 
     `picks` are (interface, address), in the library's order. `variable` is the one that decided,
@@ -112,7 +112,7 @@ def nccl_choices(
     prefixes: Mapping[str, int] | None = None,
     release: NcclRelease = NcclRelease(),  # noqa: B008 it is frozen
     resolve: Resolver = no_names,
-) -> tuple[Choice, Choice]:
+) -> tuple[InterfaceChoice, InterfaceChoice]:
     """The choices of NCCL: for its bootstrap (one address), and for data over sockets (all).
 
     Args:
@@ -126,12 +126,12 @@ def nccl_choices(
     prefixes = prefixes or {}
     given = settings.get(COMM_ID)
     root = None if given is None else comm_id(given.value, resolve)
-    seen = _Host(nics, prefixes, release, root)
+    seen = _NcclHost(nics, prefixes, release, root)
     sockets = _nccl_sockets(nics, settings, seen)
     if given is not None and root is not None:
         picks = seen.hinted()
         problem = "" if picks or root.unknown else "missing" if root.address else "invalid"
-        bootstrap = Choice(
+        bootstrap = InterfaceChoice(
             BOOTSTRAP,
             picks,
             f"not known: looking up {root.name} took too long" if root.unknown else seen.rule,
@@ -141,7 +141,7 @@ def nccl_choices(
             problem,
         )
         return bootstrap, sockets
-    first = Choice(
+    first = InterfaceChoice(
         BOOTSTRAP,
         sockets.picks[:1],
         f"the first of: {sockets.reason}",
@@ -156,8 +156,8 @@ def nccl_choices(
 
 
 def _nccl_sockets(
-    nics: Sequence[Interface], settings: Mapping[str, Setting], seen: _Host
-) -> Choice:
+    nics: Sequence[Interface], settings: Mapping[str, Setting], seen: _NcclHost
+) -> InterfaceChoice:
     family = settings.get("NCCL_SOCKET_FAMILY", Setting("", "")).value
     user = settings.get(NCCL_VARIABLE)
     if user and len(user.value) > 1:
@@ -170,7 +170,7 @@ def _nccl_sockets(
         used = {name for name, _ in picks}
         asked = () if wanted.exclude else wanted.names
         left_out = tuple(name for name in known if picks and name in asked and name not in used)
-        return Choice(
+        return InterfaceChoice(
             SOCKETS,
             picks,
             "every running interface that the list allows",
@@ -187,12 +187,14 @@ def _nccl_sockets(
             stopped = seen.stopped(picks)
             problem = "down" if stopped else ""
             rule = f"NCCL's own rule {text!r}"
-            return Choice(SOCKETS, picks, rule, problem=problem, names=stopped)
+            return InterfaceChoice(SOCKETS, picks, rule, problem=problem, names=stopped)
         picks = seen.hinted() if index == 0 else ()
         if picks:
             setting = settings[COMM_ID]
-            return Choice(SOCKETS, picks, seen.rule, COMM_ID, setting.value, setting.origin)
-    return Choice(SOCKETS, (), "no interface is running", problem="down")
+            return InterfaceChoice(
+                SOCKETS, picks, seen.rule, COMM_ID, setting.value, setting.origin
+            )
+    return InterfaceChoice(SOCKETS, (), "no interface is running", problem="down")
 
 
 def _usable(address: str, family: str) -> bool:
@@ -203,7 +205,7 @@ def _usable(address: str, family: str) -> bool:
 
 
 @dataclass(frozen=True)
-class _Host:
+class _NcclHost:
     """A host as NCCL sees it: interfaces in the order of getifaddrs, and NCCL_COMM_ID."""
 
     nics: Sequence[Interface]
@@ -283,7 +285,7 @@ def gloo_choice(
     env: Mapping[str, str],
     host_name: str,
     resolved: Sequence[str] | None,
-) -> Choice:
+) -> InterfaceChoice:
     """The choice of gloo: GLOO_SOCKET_IFNAME, else an own address that the host name resolves to.
 
     GLOO_SOCKET_IFNAME is a comma list of whole names, each of which must exist.
@@ -303,7 +305,7 @@ def gloo_choice(
         there = [by_name[name] for name in names if name in by_name]
         down = tuple(each.name for each in there if not each.running or not each.addresses)
         picks = tuple((each.name, each.addresses[0]) for each in there if each.addresses)
-        return Choice(
+        return InterfaceChoice(
             GLOO,
             picks,
             "the first address of every interface in the list",
@@ -314,14 +316,14 @@ def gloo_choice(
             missing or down,
         )
     if resolved is None:
-        return Choice(GLOO, (), f"not known: looking up {host_name} took too long")
+        return InterfaceChoice(GLOO, (), f"not known: looking up {host_name} took too long")
     owners = {address: each.name for each in nics for address in each.addresses}
     address = first_bindable(resolved, owners)
     if address:
         pick = (owners.get(address, "lo"), address)
-        return Choice(GLOO, (pick,), f"the host name {host_name} resolves to {address}")
+        return InterfaceChoice(GLOO, (pick,), f"the host name {host_name} resolves to {address}")
     reason = f"the host name {host_name} resolves to no address of this host: gloo's fallback"
-    return Choice(GLOO, (("lo", "127.0.0.1"),), reason)
+    return InterfaceChoice(GLOO, (("lo", "127.0.0.1"),), reason)
 
 
 def resolve_own(timeout_s: float) -> tuple[str, tuple[str, ...] | None]:
@@ -355,7 +357,7 @@ def has_infiniband(root: Path = Path("/")) -> bool:
     )
 
 
-def chosen(choices: Iterable[Choice], nics: Sequence[Interface]) -> list[dict[str, Any]]:
+def chosen(choices: Iterable[InterfaceChoice], nics: Sequence[Interface]) -> list[dict[str, Any]]:
     """Every address to be tested once: `{"interface", "address", "roles": [library, …]}`.
 
     Loopback addresses are left out. If nothing is left, the first running interface is used with

@@ -15,15 +15,15 @@ from nccl_doctor.model.check import Context
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.toolkit.fabric.ports import rdma_ports
 from nccl_doctor.toolkit.fabric.road import admitted, choose_road
-from nccl_doctor.toolkit.nccl.answer import Answer
+from nccl_doctor.toolkit.nccl.answer import LibraryAnswer
 from nccl_doctor.toolkit.nccl.conf import Setting, nccl_settings
 from nccl_doctor.toolkit.nccl.interface_choice import (
     COMM_ID,
     MAX_INTERFACES,
     NCCL_VARIABLE,
     SOCKETS,
-    Choice,
     Filter,
+    InterfaceChoice,
     chosen,
     gloo_choice,
     nccl_choices,
@@ -38,13 +38,13 @@ from nccl_doctor.toolkit.variables.recorded import allowed
 from nccl_doctor.toolkit.variables.table import rail_variables
 
 
-class Asked(TypedDict):
+class ComparedAnswer(TypedDict):
     """Answer of NCCL itself, and how it differs from the rules.
 
-    `interface`, `address`: as `Answer`; `expected`: what the rules say, empty for no interface.
-    `read_otherwise`: see `Answer.read_otherwise`; `from_files`: variables that it took from files,
-    with the file; `names`: see `Answer`; `readings`: variable → its `text`, and `value` and `taken`
-    of its `Reading`. Only names that may be recorded; no other values, and no secrets in these.
+    `interface`, `address`, `names`, `read_otherwise`: as of `LibraryAnswer`; `expected`: what the
+    rules say, empty for no interface. `from_files`: variables that it took from files, with the
+    file; `readings`: variable → its `text`, and `value` and `taken` of its `ReadValue`. Only names
+    that may be recorded; no other values, and no secrets in these.
     """
 
     library: str
@@ -71,7 +71,7 @@ class Survey(TypedDict):
     listen: list[dict[str, Any]]
     nccl_data: str
     lacking: dict[str, list[str]]
-    asked: Asked | None
+    asked: ComparedAnswer | None
     by_file: dict[str, Any] | None
 
 
@@ -79,12 +79,12 @@ def survey(
     env: Mapping[str, str],
     resolve_timeout_s: float = 3.0,
     root: Path = Path("/"),
-    ask: Callable[[], Answer | None] = lambda: None,
+    ask: Callable[[], LibraryAnswer | None] = lambda: None,
 ) -> Survey:
     """The choices of this host and the interfaces to choose from, as plain facts.
 
-    `choices`: library → `Choice`; `listen`: see `chosen`; `nccl_data`: name of the network that
-    data takes between hosts, see `Road`; `interfaces`: the chosen ones, and at most
+    `choices`: library → `InterfaceChoice`; `listen`: see `chosen`; `nccl_data`: name of the network
+    that data takes between hosts, see `Road`; `interfaces`: the chosen ones, and at most
     `MAX_INTERFACES` more, each with its `subnets`, one for each address, the `gateways` of default
     routes that leave by it, and its line rate, `mbps`; `lacking`: see `lacking_cards`; `asked`: the
     answer of `ask`, which decides where it differs; `by_file`: what a configuration file says where
@@ -179,13 +179,15 @@ def other_answers(cluster: Cluster) -> dict[str, dict[str, Any]]:
     }
 
 
-def given_answer(ctx: Context) -> Answer | None:
+def given_answer(ctx: Context) -> LibraryAnswer | None:
     """NCCL's answer on this host, where a round gives it to this participant."""
     given = ctx.params.get("nccl", {}).get(str(ctx.seat))
-    return Answer(**given) if given else None
+    return LibraryAnswer(**given) if given else None
 
 
-def by_answer(answer: Answer, bootstrap: Choice, sockets: Choice) -> tuple[Choice, Choice]:
+def by_answer(
+    answer: LibraryAnswer, bootstrap: InterfaceChoice, sockets: InterfaceChoice
+) -> tuple[InterfaceChoice, InterfaceChoice]:
     """The choices of NCCL, those by rules corrected by what NCCL itself says."""
     if not _differs(answer, bootstrap):
         return bootstrap, sockets
@@ -201,7 +203,7 @@ def by_answer(answer: Answer, bootstrap: Choice, sockets: Choice) -> tuple[Choic
     return said, sockets if said.variable == COMM_ID else replace(said, library=SOCKETS)
 
 
-def _differs(answer: Answer, bootstrap: Choice) -> bool:
+def _differs(answer: LibraryAnswer, bootstrap: InterfaceChoice) -> bool:
     """Whether NCCL takes another interface than by the rules, or refuses and these do not."""
     if answer.result is None or not (bootstrap.picks or bootstrap.problem):
         return False
@@ -210,7 +212,9 @@ def _differs(answer: Answer, bootstrap: Choice) -> bool:
     return bootstrap.picks[:1] != ((answer.interface, answer.address),)
 
 
-def _asked(answer: Answer, bootstrap: Choice, settings: Mapping[str, Setting]) -> Asked:
+def _asked(
+    answer: LibraryAnswer, bootstrap: InterfaceChoice, settings: Mapping[str, Setting]
+) -> ComparedAnswer:
     read = answer.result is not None
     origins = {
         name: settings[name].origin if name in settings else "" for name in answer.from_files
@@ -235,7 +239,7 @@ def _asked(answer: Answer, bootstrap: Choice, settings: Mapping[str, Setting]) -
     }
 
 
-def _readings(answer: Answer, settings: Mapping[str, Setting]) -> dict[str, dict[str, Any]]:
+def _readings(answer: LibraryAnswer, settings: Mapping[str, Setting]) -> dict[str, dict[str, Any]]:
     """Variables that are set, as NCCL reads them."""
     texts = {name: settings[name].value for name in answer.readings if name in settings}
     values = allowed({name: answer.readings[name].value for name in texts})

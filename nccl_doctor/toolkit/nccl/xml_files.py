@@ -61,7 +61,7 @@ def fault_in(text: bytes, form: str, release: NcclRelease) -> XmlFault | None:
     """The fault of a file of this form, or None."""
     known, root = _ELEMENTS[form], _ELEMENTS[form][""][0]
     most = most_elements(form, release)
-    reader = _Reader(text, b"\"'" if (release.number or (9999,)) >= (2, 27, 3) else b'"')
+    reader = _Elements(text, b"\"'" if (release.number or (9999,)) >= (2, 27, 3) else b'"')
     around: list[tuple[str, tuple[str, ...]]] = []
     kept, rooted = 0, False
     try:
@@ -97,7 +97,7 @@ def _check_version(attributes: Mapping[str, str]) -> None:
         raise _Broken(f"has version {attributes['version'][:20]}, and NCCL needs 1")
 
 
-class _Reader:
+class _Elements:
     """Elements of a text, one after the other."""
 
     def __init__(self, text: bytes, quotes: bytes) -> None:

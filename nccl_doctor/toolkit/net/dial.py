@@ -98,7 +98,7 @@ def dial_twice(
     Returns: the results in the order in which they came, without one that another one's connection
     made needless; and the connected socket or None.
     """
-    first = _Attempt(address, port, origin)
+    first = _Connecting(address, port, origin)
     ended: list[Dial] = []
     again_at = None if pause_s is None else first.started + pause_s
     with selectors.PollSelector() as waiting:  # unlike epoll it takes no descriptor
@@ -109,7 +109,7 @@ def dial_twice(
             if again_at is not None and now >= again_at:
                 again_at = None
                 with contextlib.suppress(OSError):  # no descriptor is left: one has to do
-                    second = _Attempt(address, port, origin)
+                    second = _Connecting(address, port, origin)
                     under_way.add(second)
                     waiting.register(second.sock, selectors.EVENT_WRITE, second)
             until = min(each.started + timeout_s for each in under_way)
@@ -130,7 +130,7 @@ def dial_twice(
     return ended, None
 
 
-class _Attempt:
+class _Connecting:
     """One attempt under way.
 
     Raises:

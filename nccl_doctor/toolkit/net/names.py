@@ -88,7 +88,7 @@ def _in_time(ask: Callable[[], str], timeout_s: float) -> str:
     return found[0] if found else ""
 
 
-class _Attempt:
+class _LookUpThread:
     """One look-up in a thread of its own."""
 
     def __init__(self, query: str, reverse: bool, family: int) -> None:
@@ -136,14 +136,14 @@ def look_up(
     def left(limit_s: float) -> float:
         return max(0.0, started + limit_s - time.monotonic())
 
-    attempts = [_Attempt(query, reverse, family)]
+    attempts = [_LookUpThread(query, reverse, family)]
     attempts[0].done.wait(min(SLOW_S, timeout_s))
     if not attempts[0].done.is_set() and left(timeout_s):
-        attempts.append(_Attempt(query, reverse, family))
+        attempts.append(_LookUpThread(query, reverse, family))
         attempts[1].done.wait(left(timeout_s))
     while attempts[-1].error and left(patience_s) > _PAUSE_S:
         time.sleep(_PAUSE_S)
-        attempts.append(_Attempt(query, reverse, family))
+        attempts.append(_LookUpThread(query, reverse, family))
         attempts[-1].done.wait(left(timeout_s))
     finished = [attempt for attempt in reversed(attempts) if attempt.done.is_set()]
     best = next((attempt for attempt in finished if attempt.answers), None)

@@ -13,14 +13,7 @@ from nccl_doctor.toolkit.net.interfaces import hardware_address, interfaces
 from nccl_doctor.toolkit.net.routes import dead_route, source_of
 from nccl_doctor.toolkit.net.rtnetlink import fixed_neighbours, neighbours
 from nccl_doctor.toolkit.peers.drops import Counts, grown, read_counts_of_all
-from nccl_doctor.toolkit.peers.echo import (
-    MAX_CALLS,
-    Call,
-    Door,
-    Talk,
-    call_all,
-    scoped,
-)
+from nccl_doctor.toolkit.peers.echo import MAX_CALLS, Call, ListeningAddress, Talk, call_all, scoped
 from nccl_doctor.toolkit.peers.listeners import Listeners
 from nccl_doctor.toolkit.peers.path_size import carried
 from nccl_doctor.toolkit.peers.schedule import schedule_of
@@ -65,7 +58,7 @@ def hold_calls(
     Args:
         ctx: of a round that observes together.
         listeners: of this host.
-        known: address of a listener → what the others need besides its `Door`.
+        known: address of a listener → what the others need besides its `ListeningAddress`.
         call: called with the entries of the others, those of the next one in the group first, the
             seconds after which no call may begin, and who tells which of them listen no more.
         of: seats of the partners, who call this host too, in the order of the calls; None for all.
@@ -104,7 +97,7 @@ def hold_calls(
     return made
 
 
-class Matrix(TypedDict):
+class CallMatrix(TypedDict):
     """Facts of a host that `matrix.read_calls` reads.
 
     `peers` as `call_others` returns it; `nccl_data` as `survey`; `not_bound`: address → why;
@@ -121,7 +114,7 @@ class Matrix(TypedDict):
     roads: Roads
 
 
-def call_on_chosen_addresses(ctx: Context, talk: Talk | None = None) -> Matrix:
+def call_on_chosen_addresses(ctx: Context, talk: Talk | None = None) -> CallMatrix:
     """Call the others of the group on every address that NCCL and gloo choose there, while they
     call this host on those that are chosen here; of many hosts, those of the round's schedule.
 
@@ -145,7 +138,7 @@ def call_on_chosen_addresses(ctx: Context, talk: Talk | None = None) -> Matrix:
     ctx.breadcrumb("listening", addresses=list(doors))
     before = read_counts_of_all(ctx.root)
 
-    def facts(peers: dict[str, list[dict[str, Any]]]) -> Matrix:
+    def facts(peers: dict[str, list[dict[str, Any]]]) -> CallMatrix:
         return {
             "nccl_data": choice["nccl_data"],
             "peers": peers,
@@ -261,6 +254,6 @@ def _nobody(attempt: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**attempt, "outcome": "no-neighbour"} if lost else attempt
 
 
-def door_of(entry: Mapping[str, Any]) -> Door:
-    """The `Door` in an entry."""
-    return Door(entry["address"], entry["port"], entry["token"], entry["answer"])
+def door_of(entry: Mapping[str, Any]) -> ListeningAddress:
+    """The listening address in an entry."""
+    return ListeningAddress(entry["address"], entry["port"], entry["token"], entry["answer"])

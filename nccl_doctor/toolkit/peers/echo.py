@@ -84,7 +84,7 @@ def scoped(address: str, interface: str) -> str:
 
 
 @dataclass(frozen=True)
-class Door:
+class ListeningAddress:
     """A listening address, with what a caller needs. The tokens must never be in facts."""
 
     address: str
@@ -146,12 +146,12 @@ class Talk:
     burst: int = 0
 
 
-def call(door: Door, origin: Origin | None = None, talk: Talk = Talk()) -> Call:
+def call(door: ListeningAddress, origin: Origin | None = None, talk: Talk = Talk()) -> Call:
     """Call one listener (`origin` as of `dial`); never raises OSError."""
     return _tried(door, origin, talk)[-1]
 
 
-def _tried(door: Door, origin: Origin | None, talk: Talk) -> list[Call]:
+def _tried(door: ListeningAddress, origin: Origin | None, talk: Talk) -> list[Call]:
     """The result of a call, last; before it that of a dial for which a second one was made."""
     started = time.monotonic()
     try:
@@ -175,14 +175,14 @@ def _tried(door: Door, origin: Origin | None, talk: Talk) -> list[Call]:
     return [*made, replace(result, duration_s=time.monotonic() - started)]
 
 
-def _burst(door: Door, count: int) -> int:
+def _burst(door: ListeningAddress, count: int) -> int:
     try:
         return connect_many(door.address, door.port, count)
     except OSError:  # no descriptor left here: that says nothing of the road
         return count
 
 
-def hold(sock: socket.socket, door: Door, talk: Talk) -> Call:
+def hold(sock: socket.socket, door: ListeningAddress, talk: Talk) -> Call:
     """The result of what was said on a new connection."""
     try:
         sock.settimeout(STALL_S)
@@ -366,7 +366,7 @@ class _LargeEcho:
 
 
 def call_all(
-    doors: Sequence[Door],
+    doors: Sequence[ListeningAddress],
     budget_s: float,
     origins: Sequence[Origin | None] = (),
     talk: Talk | None = None,
@@ -390,7 +390,7 @@ def call_all(
     wanted = talk or Talk()
     usual = replace(wanted, calm=Calm(groups)) if wanted.calm == Calm() else wanted
 
-    def attempts(door: Door, origin: Origin | None, is_brief: bool) -> list[Call]:
+    def attempts(door: ListeningAddress, origin: Origin | None, is_brief: bool) -> list[Call]:
         one = replace(usual, large=usual.large and not is_brief)
         made: list[Call] = []
         while len(made) < 2 and time.monotonic() < end and not (made and made[-1].outcome == "ok"):

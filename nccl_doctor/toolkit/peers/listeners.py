@@ -24,7 +24,7 @@ from nccl_doctor.toolkit.peers.echo import (
     SMALL_BYTES,
     STALL_S,
     TOKEN_BYTES,
-    Door,
+    ListeningAddress,
     address_words,
     wait_until,
 )
@@ -47,7 +47,7 @@ class Listeners:
 
         For an `Origin`, listen on its own interface only, and on its port if it has one.
         """
-        self.doors: list[Door] = []
+        self.doors: list[ListeningAddress] = []
         self.failed: dict[str, str] = {}
         woken, self._waker = socket.socketpair()
         self._slots = threading.BoundedSemaphore(_MAX_SERVED)
@@ -63,7 +63,9 @@ class Listeners:
                 continue
             sock.setblocking(False)
             port = sock.getsockname()[1]
-            door = Door(origin.address, port, *(secrets.token_hex(TOKEN_BYTES // 2) for _ in "12"))
+            door = ListeningAddress(
+                origin.address, port, *(secrets.token_hex(TOKEN_BYTES // 2) for _ in "12")
+            )
             self.doors.append(door)
             self._selector.register(sock, selectors.EVENT_READ, door)
         self._selector.register(woken, selectors.EVENT_READ)
@@ -130,7 +132,7 @@ class Listeners:
         self._start(client, key.data, str(source))
         return True
 
-    def _start(self, client: socket.socket, door: Door, source: str) -> None:
+    def _start(self, client: socket.socket, door: ListeningAddress, source: str) -> None:
         thread = threading.Thread(target=self._serve, args=(client, door, source), daemon=True)
         self._served.add(thread)
         try:
@@ -140,7 +142,7 @@ class Listeners:
             self._slots.release()
             client.close()
 
-    def _serve(self, client: socket.socket, door: Door, source: str) -> None:
+    def _serve(self, client: socket.socket, door: ListeningAddress, source: str) -> None:
         caller, source = _Caller(client), source.partition("%")[0]
         right = False
         try:
@@ -199,7 +201,7 @@ class _Caller:
             data += part
         return data
 
-    def answer(self, door: Door, source: str) -> None:
+    def answer(self, door: ListeningAddress, source: str) -> None:
         """The rest of the conversation.
 
         Raises:

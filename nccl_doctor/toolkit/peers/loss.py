@@ -45,14 +45,14 @@ Report = tuple[Rank, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostSegments:
     """Small segments sent from one host to another, and those that were lost."""
 
     segments: int = 0
     lost: int = 0
 
-    def __add__(self, other: Lost) -> Lost:
-        return Lost(self.segments + other.segments, self.lost + other.lost)
+    def __add__(self, other: LostSegments) -> LostSegments:
+        return LostSegments(self.segments + other.segments, self.lost + other.lost)
 
     @property
     def share(self) -> float:
@@ -70,8 +70,8 @@ class Losses:
         interfaces: seat → the interfaces at which the others called its host.
     """
 
-    first: Mapping[Pair, Lost]
-    again: Mapping[Pair, Lost]
+    first: Mapping[Pair, LostSegments]
+    again: Mapping[Pair, LostSegments]
     causes: tuple[Cause[int], ...]
     interfaces: Mapping[int, Set[str]]
 
@@ -80,9 +80,9 @@ class Losses:
         """Roads that lose packets, in this direction."""
         return frozenset(pair for cause in self.causes for pair in cause.pairs)
 
-    def of(self, cause: Cause[int]) -> Lost:
+    def of(self, cause: Cause[int]) -> LostSegments:
         """Losses of all its roads together."""
-        return sum((_both(pair, self.first, self.again) for pair in cause.pairs), Lost())
+        return sum((_both(pair, self.first, self.again) for pair in cause.pairs), LostSegments())
 
 
 def read_losses(cluster: Cluster) -> Losses:
@@ -114,10 +114,10 @@ def _read_losses(cluster: Cluster) -> Losses:
     tried_again = _good_calls(reports, cluster.backend)
     first, again = _lost(calls), _lost(tried_again)
     told = {pair for pair, each in standing.items() if each.lost}
-    agreed = {pair for pair in told if first.get(pair, Lost()).lost >= MANY_LOST}
+    agreed = {pair for pair in told if first.get(pair, LostSegments()).lost >= MANY_LOST}
     for pair, lost in standing.items():
         if lost.lost or pair not in first:
-            first[pair] = first.get(pair, Lost()) + lost
+            first[pair] = first.get(pair, LostSegments()) + lost
     good = {pair for pair, each in first.items() if each.lost < _SUSPECT_LOST}
     lossy = set(_lossy(first, again, told, agreed))
     blame = blame_links(good | again.keys() | lossy, lossy)
@@ -161,11 +161,11 @@ def _compared(doubtful: Counter[int], seats: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted([*chosen, *others[: _MOST_HOSTS - len(chosen)]]))
 
 
-def _standing(cluster: Cluster) -> dict[Pair, Lost]:
+def _standing(cluster: Cluster) -> dict[Pair, LostSegments]:
     """Losses of the connections of the store, on the roads that they prove lossy and on those that
     they show clean; none where they prove nothing.
     """
-    seen = {pair: Lost(*each) for pair, each in roads_seen(cluster).items()}
+    seen = {pair: LostSegments(*each) for pair, each in roads_seen(cluster).items()}
     lossy = {pair: each for pair, each in seen.items() if _is_told(each)}
     if not lossy:
         return {}
@@ -173,7 +173,7 @@ def _standing(cluster: Cluster) -> dict[Pair, Lost]:
     return lossy | clean
 
 
-def _doubtful(cluster: Cluster, standing: Mapping[Pair, Lost]) -> tuple[Counter[int], int]:
+def _doubtful(cluster: Cluster, standing: Mapping[Pair, LostSegments]) -> tuple[Counter[int], int]:
     """Seat → number of roads from and to its host on which the first calls lost segments; and the
     number of roads for which a second try is needed.
 
@@ -193,7 +193,7 @@ def _doubtful(cluster: Cluster, standing: Mapping[Pair, Lost]) -> tuple[Counter[
                     for pair, lost in _lost(_good_calls(ends, cluster.backend)).items():
                         if lost.lost >= _SUSPECT_LOST:
                             found.update(pair)
-                            known = standing.get(pair, Lost())
+                            known = standing.get(pair, LostSegments())
                             unproven += not (known.lost or _is_proven(lost + known))
     return found, unproven
 
@@ -248,22 +248,25 @@ def _good_calls(reports: Iterable[Report], backend: str) -> list[PeerCall]:
     return [call for call in read_calls(reports, backend) if call.job and call.outcome == "ok"]
 
 
-def _lost(calls: Iterable[PeerCall]) -> dict[Pair, Lost]:
+def _lost(calls: Iterable[PeerCall]) -> dict[Pair, LostSegments]:
     """Losses of each pair, on the worst of its roads."""
-    found: dict[Pair, Lost] = {}
+    found: dict[Pair, LostSegments] = {}
     for call in calls:
         last = call.attempts[-1]
-        each = Lost(int(last.get("segments", 0)), int(last.get("lost", 0)))
-        found[call.pair] = max(found.get(call.pair, Lost()), each, key=_by_lost)
+        each = LostSegments(int(last.get("segments", 0)), int(last.get("lost", 0)))
+        found[call.pair] = max(found.get(call.pair, LostSegments()), each, key=_by_lost)
     return found
 
 
-def _by_lost(each: Lost) -> tuple[int, int]:
+def _by_lost(each: LostSegments) -> tuple[int, int]:
     return each.lost, each.segments
 
 
 def _lossy(
-    first: Mapping[Pair, Lost], again: Mapping[Pair, Lost], told: Set[Pair], agreed: Set[Pair]
+    first: Mapping[Pair, LostSegments],
+    again: Mapping[Pair, LostSegments],
+    told: Set[Pair],
+    agreed: Set[Pair],
 ) -> Iterator[Pair]:
     """The pairs that lost segments when tried again, and many in total; or very many at first, and
     were not tried again, or are `told` by the connections of the store, or `agreed` on by these and
@@ -284,15 +287,17 @@ def _lossy(
             yield pair
 
 
-def _is_told(lost: Lost) -> bool:
+def _is_told(lost: LostSegments) -> bool:
     """Whether a connection of the store has lost so much that its road is lossy."""
     return _is_proven(lost) or (lost.lost >= _TOLD_LOST and lost.share >= _TOLD_SHARE)
 
 
-def _is_proven(lost: Lost) -> bool:
+def _is_proven(lost: LostSegments) -> bool:
     """Whether so much was lost in one try that a second one would only take longer."""
     return lost.lost >= _PROVEN_LOST and lost.share >= HEAVY
 
 
-def _both(pair: Pair, first: Mapping[Pair, Lost], again: Mapping[Pair, Lost]) -> Lost:
-    return first.get(pair, Lost()) + again.get(pair, Lost())
+def _both(
+    pair: Pair, first: Mapping[Pair, LostSegments], again: Mapping[Pair, LostSegments]
+) -> LostSegments:
+    return first.get(pair, LostSegments()) + again.get(pair, LostSegments())

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from nccl_doctor.toolkit.peers.calm import Calm
-from nccl_doctor.toolkit.peers.echo import STALL_S, Door, Talk, hold
+from nccl_doctor.toolkit.peers.echo import STALL_S, ListeningAddress, Talk, hold
 
 _SIZES = (
     *(
@@ -42,7 +42,7 @@ _HEADERS = {socket.AF_INET: 40, socket.AF_INET6: 60}
 """Bytes of IP and TCP; options of TCP count as a part of the segment."""
 
 
-def carried(door: Door, mtu: int) -> int:
+def carried(door: ListeningAddress, mtu: int) -> int:
     """Bytes of the largest packets, of some sizes below the MTU, with which a full packet and the
     large echo come back; 0 if with none.
 
@@ -68,7 +68,7 @@ def carried(door: Door, mtu: int) -> int:
     return largest
 
 
-def _passes(door: Door, size: int) -> bool:
+def _passes(door: ListeningAddress, size: int) -> bool:
     try:
         ((family, kind, _, _, address), *_) = socket.getaddrinfo(
             door.address, door.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST

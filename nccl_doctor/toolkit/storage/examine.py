@@ -15,7 +15,7 @@ from nccl_doctor.toolkit.host import Mount, mounts
 from nccl_doctor.toolkit.hosts import master_host
 from nccl_doctor.toolkit.storage.file_systems import mount_of, server_of
 from nccl_doctor.toolkit.storage.steps import PathDesk
-from nccl_doctor.toolkit.storage.worker import Worker, ask, close_all
+from nccl_doctor.toolkit.storage.worker import StorageWorker, ask, close_all
 
 STEP_S = 8.0
 """Time for one step; a busy file server takes a second or two."""
@@ -30,7 +30,7 @@ _GROUP = 32
 """Every host looks for what all others of a group wrote: the work grows with the square."""
 
 
-class Place(NamedTuple):
+class NeededPath(NamedTuple):
     """A path that the job needs, and whether it writes there."""
 
     path: str
@@ -54,7 +54,7 @@ def rounds_of(cluster: Cluster, params: Mapping[str, Any]) -> list[Round]:
     return rounds
 
 
-def examine(ctx: Context, places: Sequence[Place], *, store: str = "") -> list[dict[str, Any]]:
+def examine(ctx: Context, places: Sequence[NeededPath], *, store: str = "") -> list[dict[str, Any]]:
     """Look at paths, write a file in each, and look for those of the others.
 
     With `store`, the name of a file for torch's FileStore in these folders, also look at that file,
@@ -71,12 +71,12 @@ def examine(ctx: Context, places: Sequence[Place], *, store: str = "") -> list[d
     began = time.monotonic()
     found: list[dict[str, Any]] = [{**place._asdict(), "sees": {}} for place in places]
     life_s = min(ctx.left(), _MEET_S + 2 * SEEN_S + 2 * _REST_S) + _REST_S
-    workers: dict[int, Worker] = {}
+    workers: dict[int, StorageWorker] = {}
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: close_all(list(workers.values())))
         for number, place in enumerate(places):
             try:
-                workers[number] = Worker("storage", PathDesk(place.path), life_s)
+                workers[number] = StorageWorker("storage", PathDesk(place.path), life_s)
             except OSError as error:
                 scarce = shortage_of(error)
                 raise Untested(scarce.words if scarce else str(error)) from error

@@ -35,7 +35,7 @@ class Desk:
         """Remove what is left of this process's files; called before it ends."""
 
 
-class Worker:
+class StorageWorker:
     """The asking end of one process. `late`: it did not answer once, and is not asked again."""
 
     def __init__(self, name: str, desk: Desk, life_s: float) -> None:
@@ -73,7 +73,7 @@ class Worker:
             time.sleep(0.002)
 
 
-def close_all(workers: Sequence[Worker]) -> None:
+def close_all(workers: Sequence[StorageWorker]) -> None:
     """Let all end."""
     for worker in workers:
         worker.close()
@@ -83,7 +83,10 @@ def close_all(workers: Sequence[Worker]) -> None:
 
 
 def ask(
-    workers: Mapping[int, Worker], step: str, words: Mapping[int, Mapping[str, Any]], limit_s: float
+    workers: Mapping[int, StorageWorker],
+    step: str,
+    words: Mapping[int, Mapping[str, Any]],
+    limit_s: float,
 ) -> dict[int, dict[str, Any]]:
     """Ask workers for one step, all at once.
 
@@ -130,7 +133,7 @@ def _killed(step: str) -> dict[str, Any]:
     return {"step": step, "errno": None, "text": "the process that accessed it was killed"}
 
 
-def _hung(worker: Worker, step: str, began: float) -> dict[str, Any]:
+def _hung(worker: StorageWorker, step: str, began: float) -> dict[str, Any]:
     worker.late = True
     state, wchan = forks.look_at(worker._pid)
     after_s = round(time.monotonic() - began, 1)

@@ -49,7 +49,7 @@ def too_short_for_load(cluster: Cluster) -> frozenset[tuple[str, str]]:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _TimeoutFacts:
     host: Host
     waits: tuple[Wait, ...]
     settings: Settings
@@ -59,11 +59,11 @@ class _Seen:
     many_hosts: bool
 
 
-def _seen(cluster: Cluster) -> Iterator[_Seen]:
+def _seen(cluster: Cluster) -> Iterator[_TimeoutFacts]:
     for rank, facts in cluster.facts(CHECK):
         deepspeed = cluster.job.deepspeed
         others = [other for other in cluster.ranks_on(rank.host) if other.rank != 0]
-        yield _Seen(
+        yield _TimeoutFacts(
             rank.host,
             waits(facts, cluster.backend, deepspeed=deepspeed),
             Settings(facts, cluster.backend, deepspeed=deepspeed),
@@ -89,7 +89,7 @@ def _short(found: tuple[Wait, ...], load_s: float) -> list[Wait]:
     return sorted(short, key=lambda wait: wait.seconds or 0.0)
 
 
-def _too_short(seen: _Seen, load_s: float) -> Iterator[Finding]:
+def _too_short(seen: _TimeoutFacts, load_s: float) -> Iterator[Finding]:
     short = _short(seen.waits, load_s)
     if not short:
         return
@@ -116,12 +116,12 @@ def _too_short(seen: _Seen, load_s: float) -> Iterator[Finding]:
     )
 
 
-def _source(seen: _Seen) -> str:
+def _source(seen: _TimeoutFacts) -> str:
     """The source of the time-out that store, process group and watchdog share."""
     return seen.settings.given.source
 
 
-def _fix(seen: _Seen, first: Wait, load_s: float) -> str:
+def _fix(seen: _TimeoutFacts, first: Wait, load_s: float) -> str:
     """The command for the layer that set the time-out, and a way to avoid it."""
     wait = first
     if seen.settings.uses_deepspeed:
@@ -138,7 +138,7 @@ def _fix(seen: _Seen, first: Wait, load_s: float) -> str:
     return fix_of(f"{typed}; or {before}")
 
 
-def _other_clocks(seen: _Seen, load_s: float) -> Iterator[Finding]:
+def _other_clocks(seen: _TimeoutFacts, load_s: float) -> Iterator[Finding]:
     """Notes on shorter time-outs whose clock such a load starts only in special cases."""
     for wait in seen.waits:
         clock = wait.waiter.clock
@@ -178,7 +178,7 @@ def _is_below_limit(wait: Wait, variables: Mapping[str, str]) -> bool:
     return row.name in variables and wait.seconds < row.limit.shortest
 
 
-def _evidence(seen: _Seen, load_s: float) -> dict[str, Any]:
+def _evidence(seen: _TimeoutFacts, load_s: float) -> dict[str, Any]:
     return {"expect_load_s": load_s, "layers": [wait.to_json() for wait in seen.waits]}
 
 

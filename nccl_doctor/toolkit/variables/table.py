@@ -164,7 +164,7 @@ class Variable:
 
 
 @dataclass(frozen=True)
-class Library:
+class TableLibrary:
     """The names and prefixes that one file of the table covers."""
 
     name: str
@@ -187,11 +187,11 @@ class VariableTable:
     """
 
     variables: Mapping[str, Variable]
-    libraries: tuple[Library, ...]
+    libraries: tuple[TableLibrary, ...]
     unread: Mapping[str, str]
     excludes: Mapping[str, str]
 
-    def library_of(self, name: str) -> Library | None:
+    def library_of(self, name: str) -> TableLibrary | None:
         """The library that has a complete prefix of this name, or None."""
         return next((lib for lib in self.libraries if name.startswith(lib.complete)), None)
 
@@ -200,12 +200,12 @@ class VariableTable:
 def table() -> VariableTable:
     """The whole table, read once."""
     variables: dict[str, Variable] = {}
-    libraries: list[Library] = []
+    libraries: list[TableLibrary] = []
     unread: dict[str, str] = {}
     excludes: dict[str, str] = {}
     for name in FILES:
         data = read_table(__package__, f"{name}.toml")
-        library = Library(**_tuples(data["library"]))
+        library = TableLibrary(**_tuples(data["library"]))
         libraries.append(library)
         unread |= data.get("unread", {})
         excludes |= data.get("excludes", {})
@@ -230,7 +230,7 @@ def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _variable(
-    name: str, row: Mapping[str, Any], data: Mapping[str, Any], library: Library
+    name: str, row: Mapping[str, Any], data: Mapping[str, Any], library: TableLibrary
 ) -> Variable:
     reading, differs = data.get("reading", {}), data["differs"]
     # An old name means what the new one means.
