@@ -15,7 +15,8 @@ import click  # noqa: E402
 
 from nccl_doctor import __version__  # noqa: E402
 from nccl_doctor.cli import cli  # noqa: E402
-from nccl_doctor.cli.help import PROGRAM, RUN_EXITS, Example, Manual, grouped  # noqa: E402
+from nccl_doctor.cli.help import PROGRAM, RUN_EXITS, Example, Manual  # noqa: E402
+from nccl_doctor.cli.options import grouped  # noqa: E402
 
 FILES = {
     "nccl-doctor.toml": "in the working directory: defaults for the options of run, and expected "

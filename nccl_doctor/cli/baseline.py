@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
     from nccl_doctor.judge.history import Past
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def baseline_option(function: F) -> F:
-    """Option `--baseline`, for every command that judges a whole cluster."""
-    return click.option(
-        "--baseline",
-        metavar="FILE|DIR",
-        help="Earlier reports of the same hosts to compare with: a file, or a folder of *.json "
-        "or *.json.gz files. Speeds are judged with five or more.",
-    )(function)
 
 
 def past_of(

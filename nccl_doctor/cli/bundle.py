@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from nccl_doctor.cli.help import READ_EXITS, Manual
-from nccl_doctor.cli.redaction import KEY_HELP, cover_of
+from nccl_doctor.cli.options import with_options
+from nccl_doctor.cli.redaction import cover_of
 from nccl_doctor.cli.saving import NotSaved, check_place, read_to_print
 from nccl_doctor.system.terminal import in_github, inert, safe
 from nccl_doctor.toolkit.host import host_name
@@ -24,17 +25,8 @@ if TYPE_CHECKING:
     from nccl_doctor.report.redaction import Text
     from nccl_doctor.report.redaction.cover import Cover
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 PROJECTS = ("deepspeed", "nccl", "pytorch")
 """Projects with an issue form; a test compares them with the files."""
-
-
-def _giving_options(function: F) -> F:
-    function = click.option("--redact-key", metavar="FILE", help=KEY_HELP)(function)
-    return click.option("--no-redact", is_flag=True, help="Keep real names, addresses and paths.")(
-        function
-    )
 
 
 @click.command(
@@ -51,7 +43,7 @@ def _giving_options(function: F) -> F:
 )
 @click.argument("project", type=click.Choice(PROJECTS))
 @click.argument("file")
-@_giving_options
+@with_options("issue")
 def issue(project: str, file: str, no_redact: bool, redact_key: str | None) -> None:
     """Print the issue form of a project, filled in from a saved report.
 
@@ -87,20 +79,7 @@ def issue(project: str, file: str, no_redact: bool, redact_key: str | None) -> N
     ),
 )
 @click.argument("file")
-@click.option(
-    "--output",
-    metavar="PATH",
-    help="Archive to write. [default: FILE, ending in .bundle.tar.gz]",
-)
-@click.option(
-    "--log",
-    "logs",
-    metavar="FILE",
-    multiple=True,
-    help="Log to add, for example one of NCCL_DEBUG_FILE; may be given more than once.",
-)
-@click.option("--no-tools", is_flag=True, help="Leave out the output of nvidia-smi, ibstat, ip ….")
-@_giving_options
+@with_options("bundle")
 def bundle(
     file: str, output: str | None, logs: tuple[str, ...], no_tools: bool, **given: Any
 ) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nccl_doctor.cli.options import Types, in_file
 from nccl_doctor.system import files
 from nccl_doctor.system.helpers import send
 from nccl_doctor.toolkit.suggest import suggest
@@ -25,52 +26,9 @@ else:
 FILE_NAME = "nccl-doctor.toml"
 _TABLE = "nccl-doctor"
 
-_Types = tuple[type, ...]
-_NUMBER: _Types = (int, float)
-OPTIONS: Mapping[str, _Types] = {
-    "nnodes": (int,),
-    "node-rank": (int,),
-    "nproc-per-node": (int, str),
-    "master-addr": (str,),
-    "master-port": (int,),
-    "hostfile": (str,),
-    "topology": (str,),
-    "mesh": (str,),
-    "groups": (str,),
-    "deepspeed-config": (str,),
-    "expect-load-seconds": _NUMBER,
-    "backend": (str,),
-    "level": (str,),
-    "with-dcgm": (int,),
-    "hold-idle": _NUMBER,
-    "paths": (list,),
-    "endpoints": (list,),
-    "reach": (list,),
-    "init-method": (str,),
-    "select": (str, list),
-    "ignore": (str, list),
-    "timeout": _NUMBER,
-    "join-timeout": _NUMBER,
-    "collective-timeout": _NUMBER,
-    "json": (str,),
-    "html": (str,),
-    "junit": (str,),
-    "markdown": (str,),
-    "prometheus": (str,),
-    "github": (bool,),
-    "termination": (str,),
-    "output-dir": (str,),
-    "baseline": (str,),
-    "key": (str,),
-    "exit-profile": (str,),
-    "redact": (bool,),
-    "redact-key": (str,),
-    "strict": (bool,),
-    "quiet": (bool,),
-    "verbose": (int,),
-}
+OPTIONS: Mapping[str, Types] = in_file()
 """Options of `run` by the name of their flag. Which values are good, the command line decides."""
-EXPECTED: Mapping[str, _Types] = {"gpus-per-host": (int,)}
+EXPECTED: Mapping[str, Types] = {"gpus-per-host": (int,)}
 """Keys of `[expected]` that a check reads."""
 
 _WORDS: Mapping[type, str] = {
@@ -184,7 +142,7 @@ def _checked(file: Path, table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(
-    file: Path, key: str, value: Any, known: Mapping[str, _Types], also: Any, *, prefix: str = ""
+    file: Path, key: str, value: Any, known: Mapping[str, Types], also: Any, *, prefix: str = ""
 ) -> Any:
     name = key.replace("_", "-")
     if name not in known:

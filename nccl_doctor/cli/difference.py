@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nccl_doctor.cli.help import READ_EXITS, Manual
-from nccl_doctor.cli.redaction import cover_of, redact_options, redaction_of
+from nccl_doctor.cli.options import with_options
+from nccl_doctor.cli.redaction import cover_of, redaction_of
 from nccl_doctor.cli.saving import NotSaved, read_report
 from nccl_doctor.system.terminal import in_github
 
@@ -53,7 +54,7 @@ _PIPE_WIDTH = 100
     help="Exit with 1 if a failure or warning is new, more severe or in more places, or if a host "
     "is gone. Speeds do not count: two runs cannot tell a change from noise.",
 )
-@redact_options
+@with_options("diff")
 @click.option("--verbose", "-v", count=True, help="Show also speeds that hardly changed.")
 def diff(old: str, new: str, format_: str, strict: bool, verbose: int, **given: Any) -> None:
     """Show what changed between two runs: findings, hosts, versions, settings, speeds.

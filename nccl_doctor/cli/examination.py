@@ -5,28 +5,25 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from nccl_doctor.cli.baseline import baseline_option, past_of
+from nccl_doctor.cli.baseline import past_of
 from nccl_doctor.cli.help import RUN_EXITS, Manual
-from nccl_doctor.cli.hosts import host_options
-from nccl_doctor.cli.key import key_of, key_option
+from nccl_doctor.cli.key import key_of
 from nccl_doctor.cli.line import COMMAND, BeforeCommand, stand_alone
-from nccl_doctor.cli.needs import meet_at, needs_of, needs_options
-from nccl_doctor.cli.params import Mesh, NameList, Number, Seconds
-from nccl_doctor.cli.redaction import folder_redaction_of, redact_options
-from nccl_doctor.cli.saving import give, output_options, profile_option
+from nccl_doctor.cli.needs import meet_at, needs_of
+from nccl_doctor.cli.options import with_options
+from nccl_doctor.cli.redaction import folder_redaction_of
+from nccl_doctor.cli.saving import give
 from nccl_doctor.cli.settings import (
     options_of,
-    read_config,
     relayed_more_time,
     relayed_options,
     tell_of_config,
 )
-from nccl_doctor.model.job import GROUPS
 from nccl_doctor.system import supervisor
 
 if TYPE_CHECKING:
@@ -37,56 +34,9 @@ if TYPE_CHECKING:
     from nccl_doctor.model.options import Flags, Options
     from nccl_doctor.model.report import ParticipantResult
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 
 class _NotStarted(click.ClickException):
     exit_code = 3
-
-
-def _run_options(function: F) -> F:
-    """The options of an examination that `run` and `env` share."""
-    for option in reversed(
-        (
-            click.option(
-                "--backend",
-                type=click.Choice(["auto", "nccl", "gloo"]),
-                default="auto",
-                show_default=True,
-                help="Backend of the job; auto: nccl if any host has a GPU.",
-            ),
-            click.option(
-                "--select", type=NameList(), help="Run only these checks or finding codes."
-            ),
-            click.option(
-                "--ignore", type=NameList(), help="Leave out these checks or finding codes."
-            ),
-            output_options,
-            profile_option,
-            redact_options,
-            click.option("--strict", is_flag=True, help="Treat warnings as failures."),
-            click.option(
-                "--config",
-                metavar="FILE",
-                is_eager=True,
-                callback=read_config,
-                help="File with defaults for options, and expected values. [default: "
-                "nccl-doctor.toml, or [tool.nccl-doctor] in pyproject.toml, in the working "
-                "directory, unless another user may have written it]",
-            ),
-            click.option(
-                "--quiet", "-q", is_flag=True, help="Show only the verdict and what to fix."
-            ),
-            click.option(
-                "--verbose",
-                "-v",
-                count=True,
-                help="Show all values that were measured; -vv: the table of checks, too.",
-            ),
-        )
-    ):
-        function = option(function)
-    return function
 
 
 @click.command(
@@ -157,87 +107,7 @@ def _run_options(function: F) -> F:
         ),
     ),
 )
-@host_options
-@click.option(
-    "--mesh",
-    type=Mesh(),
-    help="Device mesh of the job, for example dp=2,sp=1,tp=4; every group of every dimension is "
-    "tested.",
-)
-@click.option(
-    "--groups",
-    type=click.Choice(GROUPS),
-    default="auto",
-    show_default=True,
-    help="Process groups of the job. one: the default group; many: more by new_group; weight-sync: "
-    "a side group with processes of another world (RLHF); auto: not known.",
-)
-@click.option(
-    "--deepspeed-config",
-    metavar="FILE",
-    help="DeepSpeed configuration of the job; its batch sizes and parallel degrees are checked "
-    "against the cluster.",
-)
-@click.option(
-    "--expect-load-seconds",
-    type=Seconds(),
-    help="Time that rank 0 works alone before the first barrier; the time-outs are compared with "
-    "it.",
-)
-@click.option(
-    "--level",
-    type=click.Choice(["quick", "standard", "full"]),
-    default="standard",
-    show_default=True,
-    help="quick: no collectives; standard: collectives; full: larger messages and all links.",
-)
-@click.option(
-    "--with-dcgm",
-    metavar="LEVEL",
-    type=Number(1, 4),
-    help="Run DCGM's diagnosis of this level, 1 to 4, on each host (dcgmi diag -r LEVEL). From "
-    "level 2 on it takes minutes: give --timeout.",
-)
-@click.option(
-    "--hold-idle",
-    type=Seconds(),
-    help="Hold connections between the hosts on which nobody sends anything, and see whether they "
-    "still work: the longest pause of the job. --timeout has to be 90 s longer.",
-)
-@needs_options
-@click.option(
-    "--timeout",
-    type=Seconds(),
-    default=120.0,
-    show_default=True,
-    help="Time limit for the whole run. Without this option, the time that GPUs and communicators "
-    "take to start is added with NCCL where a round would lack it, at most 480 s; stderr and the "
-    "report say how much.",
-)
-@click.option(
-    "--join-timeout",
-    type=Seconds(),
-    default=60.0,
-    show_default=True,
-    help="Time to reach rank 0, and to wait for all ranks to sign in.",
-)
-@click.option(
-    "--collective-timeout",
-    type=Seconds(),
-    default=20.0,
-    show_default=True,
-    help="Time limit for one attempt with one group. With NCCL the time that GPUs and "
-    "communicators take to start is added.",
-)
-@click.option(
-    "--output-dir",
-    metavar="DIR",
-    help="Folder for the partial report of each host, node<K>.json. If all hosts share it, rank 0 "
-    "also reads the partial reports of hosts that cannot reach it.",
-)
-@baseline_option
-@key_option
-@_run_options
+@with_options("run")
 @click.pass_context
 def run(ctx: click.Context, /, **given: Any) -> None:
     """Examine the cluster before the job starts.
@@ -381,7 +251,7 @@ def _run_on_hosts(fleet: Fleet, options: Options, past: Past | None, started: fl
         ),
     ),
 )
-@_run_options
+@with_options("env")
 @click.pass_context
 def env(ctx: click.Context, /, **given: Any) -> None:
     """Examine this host alone, without a process group, and show it on one screen.

@@ -24,23 +24,6 @@ READ_EXITS = {
 """Exit codes of commands that read a report, whatever its verdict."""
 ASK_EXITS = {0: "Done.", 2: "Usage error."}
 
-_GROUPS = (
-    (
-        "Hosts and ranks",
-        "nnodes node_rank nproc_per_node master_addr master_port standalone hostfile topology key",
-    ),
-    ("The job", "backend mesh groups init_method deepspeed_config expect_load_seconds"),
-    ("Checks", "level with_dcgm hold_idle paths endpoints reach select ignore config"),
-    ("Time limits", "timeout join_timeout collective_timeout"),
-    (
-        "Reports (PATH - writes to stdout, in place of the text)",
-        "format_ html json junit markdown prometheus termination github output_dir",
-    ),
-    ("The archive", "output logs no_tools"),
-    ("Verdict", "exit_profile baseline strict"),
-    ("Output", "redact redact_key no_redact quiet verbose"),
-)
-"""Headings, and the options under them; a test holds them against the commands."""
 _FEW = 8
 """Options that need no headings."""
 
@@ -95,6 +78,8 @@ class Manual(_CommandPage):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups of options, each under its heading; the rest comes last."""
+        from nccl_doctor.cli.options import grouped
+
         records = {
             param.name or "": record
             for param in self.get_params(ctx)
@@ -130,16 +115,3 @@ class ManualGroup(click.Group, _CommandPage):
                 raise
             words = f"{error.message} The job stands behind run --: {job_line(args)}"
             raise click.UsageError(words, ctx) from error
-
-
-def grouped(names: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Headings and the options under them, for the options of one command."""
-    placed: set[str] = set()
-    for heading, words in _GROUPS:
-        here = [name for name in words.split() if name in names]
-        placed.update(here)
-        if here:
-            yield heading, here
-    rest = [name for name in names if name not in placed]
-    if rest:
-        yield "Other options", rest

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,23 +15,11 @@ from nccl_doctor.system.helpers import send
 if TYPE_CHECKING:
     from nccl_doctor.gather.context import Key
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 LEAST, MOST = 16, 4096
 """Bytes of a key: fewer can be guessed; /dev/zero has no end."""
 SECRET = "nccl-doctor.secret"
 """Key in the click context for the secret that came over ssh."""
 _KEY, _WORDS = b"=", b"!"
-
-
-def key_option(function: F) -> F:
-    """Option `--key`."""
-    return click.option(
-        "--key",
-        metavar="FILE",
-        help="File with a secret, the same on every host, that only its owner can read. Messages "
-        "of anybody who does not have it are not believed. Not needed for one host or --hostfile.",
-    )(function)
 
 
 def key_of(ctx: click.Context, given: Mapping[str, Any]) -> Key | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
@@ -15,8 +15,6 @@ from nccl_doctor.system.masking import masked
 from nccl_doctor.toolkit.net.endpoints import endpoint_words, read_endpoint
 
 _ENV, _TCP, _FILE = "env://", "tcp://", "file://"
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class StoragePath(OneWord):
@@ -88,53 +86,6 @@ class InitMethod(OneWord):
                 raise ValueError(f"{value!r} names no file")
             return _FILE + path
         raise ValueError(f"{value!r} is not file:///PATH, tcp://HOST:PORT or env://")
-
-
-def needs_options(function: F) -> F:
-    """The options."""
-    for option in reversed(
-        (
-            click.option(
-                "--path",
-                "paths",
-                multiple=True,
-                metavar="DIR[:ro]",
-                type=StoragePath(),
-                help="Storage that the job needs (checkpoints, data, caches): every host uses it "
-                "for a moment, and looks for what the others wrote. With :ro nothing is written "
-                "there. Several times for several.",
-            ),
-            click.option(
-                "--endpoint",
-                "endpoints",
-                multiple=True,
-                metavar="HOST:PORT",
-                type=Endpoint(),
-                help="Port of a service of the job (Ray, vLLM, metrics): is it free on HOST, a "
-                "host of the job by name, address or node rank, and can the others reach it. To "
-                "another HOST, every host tries to connect. Several times for several.",
-            ),
-            click.option(
-                "--reach",
-                multiple=True,
-                metavar="URL",
-                type=Url(),
-                help="Service outside of the job that every host has to reach (hub, registry, "
-                "tracking server): http, https or tcp://HOST:PORT. Path, user and password are not "
-                "used. Several times for several.",
-            ),
-            click.option(
-                "--init-method",
-                metavar="URL",
-                type=InitMethod(),
-                help="How the job calls init_process_group: file:///PATH is examined on every "
-                "host; tcp://HOST:PORT stands for --master-addr and --master-port; env:// is the "
-                "default.",
-            ),
-        )
-    ):
-        function = option(function)
-    return function
 
 
 def meet_at(ctx: click.Context, given: dict[str, Any], environ: Mapping[str, str]) -> None:

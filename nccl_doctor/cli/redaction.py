@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
     from nccl_doctor.model.options import Options
     from nccl_doctor.report.redaction.cover import Cover, FolderRedaction
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-KEY_HELP = (
-    "Key for the pseudonyms: a file with a secret, or the map of an earlier report. The same key "
-    "gives the same pseudonyms."
-)
-
-
-def redact_options(function: F) -> F:
-    """Options of every command that writes a report."""
-    function = click.option("--redact-key", metavar="FILE", help=KEY_HELP)(function)
-    return click.option(
-        "--redact",
-        is_flag=True,
-        help="Replace hosts, addresses, users and paths by pseudonyms. The real names are written "
-        "next to the report, as PATH.map.json.",
-    )(function)
 
 
 def redaction_of(given: Mapping[str, Any], *, check: bool = True) -> dict[str, Any]:

@@ -8,26 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nccl_doctor.cli.baseline import baseline_option, past_of
+from nccl_doctor.cli.baseline import past_of
 from nccl_doctor.cli.bundle import bundle, issue
 from nccl_doctor.cli.difference import diff
 from nccl_doctor.cli.fixes import fixes
 from nccl_doctor.cli.help import READ_EXITS, RUN_EXITS, Manual, ManualGroup, need_command
-from nccl_doctor.cli.redaction import redact_options, redaction_of
+from nccl_doctor.cli.options import with_options
+from nccl_doctor.cli.redaction import redaction_of
 from nccl_doctor.cli.saving import (
     Contradiction,
-    asked_output_options,
     check_profile,
     give,
-    output_options,
     outputs_of,
-    profile_option,
     read_to_judge,
     read_to_print,
     wants_github,
 )
-from nccl_doctor.report.formats import formats
-from nccl_doctor.report.profiles import PROFILES
 from nccl_doctor.system.terminal import complain
 
 if TYPE_CHECKING:
@@ -76,28 +72,7 @@ def report(ctx: click.Context, /) -> None:
     ),
 )
 @click.argument("file")
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["text", *formats()]),
-    default="text",
-    show_default=True,
-    help="Format of what is printed to stdout.",
-)
-@asked_output_options
-@click.option(
-    "--exit-profile",
-    type=click.Choice(PROFILES),
-    help="Exit code of the verdict for that system, and one line for it in place of the report.",
-)
-@redact_options
-@click.option("--quiet", "-q", is_flag=True, help="Show only the verdict and what to fix.")
-@click.option(
-    "--verbose",
-    "-v",
-    count=True,
-    help="Show all values that were measured; -vv: the table of checks, too.",
-)
+@with_options("show")
 def show(
     file: str, format_: str, exit_profile: str | None, quiet: bool, verbose: int, **given: Any
 ) -> None:
@@ -149,17 +124,7 @@ def _only(asked: str, option: str, path: str | None) -> str:
     ),
 )
 @click.argument("file")
-@output_options
-@profile_option
-@baseline_option
-@redact_options
-@click.option("--quiet", "-q", is_flag=True, help="Show only the verdict and what to fix.")
-@click.option(
-    "--verbose",
-    "-v",
-    count=True,
-    help="Show all values that were measured; -vv: the table of checks, too.",
-)
+@with_options("judge")
 def judge(
     file: str, exit_profile: str, baseline: str | None, quiet: bool, verbose: int, **given: Any
 ) -> None:
@@ -198,16 +163,7 @@ def judge(
     ),
 )
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
-@output_options
-@profile_option
-@redact_options
-@click.option("--quiet", "-q", is_flag=True, help="Show only the verdict and what to fix.")
-@click.option(
-    "--verbose",
-    "-v",
-    count=True,
-    help="Show all values that were measured; -vv: the table of checks, too.",
-)
+@with_options("merge")
 def merge(
     files: tuple[str, ...], exit_profile: str, quiet: bool, verbose: int, **given: Any
 ) -> None:

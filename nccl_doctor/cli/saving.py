@@ -7,11 +7,10 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from nccl_doctor.report.profiles import PROFILES
 from nccl_doctor.system import files
 from nccl_doctor.system.helpers import send
 from nccl_doctor.system.terminal import in_github
@@ -19,21 +18,6 @@ from nccl_doctor.system.terminal import in_github
 if TYPE_CHECKING:
     from nccl_doctor.model.options import Options
     from nccl_doctor.model.report import Report
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-_WORDS = {
-    "html": "one page for a browser",
-    "json": "JSON, with all facts; compressed, if PATH ends in .gz",
-    "junit": "JUnit XML, for CI servers",
-    "markdown": "Markdown",
-    "prometheus": "metrics, for node_exporter",
-    "termination": "3 KiB of text, for the termination message of a container",
-}
-"""Description of a format in --help; without one, its name is used."""
-
-
-_GITHUB = "Write annotations and the step summary of GitHub Actions."
 
 
 class NotSaved(click.ClickException):
@@ -120,47 +104,10 @@ def _read(file: str) -> bytes:
     return files.unpacked(data, LARGEST)
 
 
-def output_options(function: F) -> F:
-    """One option for each format, with the path to write to; and `--github`."""
-    return _format_options(
-        click.option(
-            "--github/--no-github",
-            default=None,
-            help=f"{_GITHUB} [default: on if GITHUB_ACTIONS is set]",
-        )(function)
-    )
-
-
-def asked_output_options(function: F) -> F:
-    """The same, for what shows a verdict once more: GitHub hears it again only if asked for."""
-    return _format_options(click.option("--github/--no-github", help=_GITHUB)(function))
-
-
-def _format_options(function: F) -> F:
-    """One option for each format, with the path to write to."""
-    from nccl_doctor.report.formats import formats
-
-    for name in reversed(formats()):
-        words = f"Write the report to PATH as {_WORDS.get(name, name)}."
-        function = click.option(f"--{name}", name, metavar="PATH", help=words)(function)
-    return function
-
-
 def wants_github(given: Mapping[str, Any]) -> bool:
     """Value of --github, or else whether this is a step of GitHub Actions."""
     asked = given.get("github")
     return in_github() if asked is None else bool(asked)
-
-
-def profile_option(function: F) -> F:
-    """Option `--exit-profile`."""
-    return click.option(
-        "--exit-profile",
-        type=click.Choice(PROFILES),
-        default="native",
-        show_default=True,
-        help="Exit code for that system, and one line for it in place of the report.",
-    )(function)
 
 
 def check_profile(profile: str | None, outputs: Mapping[str, str]) -> str:

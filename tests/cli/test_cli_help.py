@@ -13,7 +13,8 @@ import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.cli import cli
-from nccl_doctor.cli.help import Example, grouped
+from nccl_doctor.cli.help import Example
+from nccl_doctor.cli.options import grouped
 from nccl_doctor.report.formats import formats
 from tests.cli.program import program
 from tests.ranks.ranks import free_port

@@ -33,6 +33,6 @@ def renderer(name: str, checks: Checks | None = None) -> Callable[[Report], str]
 
 
 def pieces(name: str, checks: Checks | None = None) -> Callable[[Report], Iterable[str]]:
-    """As `renderer`, piece by piece: all of a large report at once would need much memory."""
+    """Function that renders in pieces: all of a large report at once would need much memory."""
     made = getattr(importlib.import_module(f"{__name__}.{name}"), "pieces", None)
     return made or (lambda report: [renderer(name, checks)(report)])
