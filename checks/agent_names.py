@@ -49,6 +49,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Finding,
     Fix,
     Host,
@@ -83,7 +84,7 @@ AGENT_NAME_MISLEADS = Kind(
             note="in the line of torchrun, with an address of that host",
         )
     ),
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 LATER_MISLEADS = AGENT_NAME_MISLEADS.variant(
     title="The name of an agent of torchrun would not lead to it after a restart",

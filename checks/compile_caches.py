@@ -50,6 +50,7 @@ from nccl_doctor.api import (
     Check,
     Cluster,
     Context,
+    Effect,
     Finding,
     Fix,
     Kind,
@@ -75,7 +76,7 @@ SHARED = Kind(
     "for a lock, and the others hang.",
     "Take a folder on a disk of each host.",
     Severity.INFO,
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 NO_LOCKS = SHARED.variant(
     title="Hosts compile kernels into one folder in which locks do not work",

@@ -45,6 +45,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Finding,
     Fix,
     Host,
@@ -186,7 +187,7 @@ def _likely(kind: Kind, text: str, where: Where) -> Finding:
         fix=_FIX,
         severity=Severity.WARN,
         confidence=Confidence.LIKELY,
-        drains=False,  # it may be long over
+        effects=(Effect.STAYS_IN_SERVICE,),  # it may be long over
     )
 
 

@@ -51,6 +51,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Finding,
     Fix,
     Layer,
@@ -168,5 +169,6 @@ def _finding(host: str, level: int, one: DiagResult) -> Finding:
         ),
         severity=Severity.FAIL if broken else Severity.WARN,
         confidence=Confidence.LIKELY,
-        drains=False,  # a limit, another program or a setting may have failed it
+        # A limit, another program or a setting may have failed it.
+        effects=(Effect.STAYS_IN_SERVICE,),
     )

@@ -51,6 +51,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Evidence,
     Finding,
     Kind,
@@ -79,7 +80,7 @@ DIFFERS = Kind(
     "and move data: ranks that choose differently fail or wait for each other.",
     "Have the folder compat in LD_LIBRARY_PATH on every rank, or on none; use one image.",
     Severity.WARN,
-    between=True,
+    effects=(Effect.DIFFERENCE,),
 )
 
 COMPAT = Kind(

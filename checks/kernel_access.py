@@ -49,6 +49,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Figure,
     Finding,
     Fix,
@@ -88,7 +89,7 @@ PROCESSES = Kind(
     "Operation not permitted`.",
     Fix(Step(shell("# docker run --cap-add=SYS_PTRACE")), alternatives=[_NOT_EXPANDABLE]),
     Severity.INFO,
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 
 _PIDFD_OPEN, _PIDFD_GETFD = 434, 438

@@ -44,6 +44,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Finding,
     Fix,
     Kind,
@@ -80,7 +81,7 @@ PORTS_EXHAUSTED = Kind(
     "requested address`.",
     fix=Fix(Step(_WIDEST)),
     severity=Severity.WARN,
-    delays=True,  # those in TIME_WAIT come free again, one after the other
+    effects=(Effect.DELAYS,),  # those in TIME_WAIT come free again, one after the other
 )
 _FREE_PORTS = Fix(
     look(

@@ -41,6 +41,7 @@ from nccl_doctor.api import (
     Cluster,
     Command,
     Context,
+    Effect,
     Figure,
     Finding,
     Fix,
@@ -64,7 +65,7 @@ DIFFERS = Kind(
     "others, which then wait for it.",
     fix="give all hosts the same image and settings",
     severity=Severity.INFO,
-    between=True,
+    effects=(Effect.DIFFERENCE,),
 )
 _FILES = {
     "kernel": "proc/sys/kernel/osrelease",

@@ -48,6 +48,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Evidence,
     Finding,
     Fix,
@@ -147,7 +148,7 @@ NO_RANK = Kind(
     "and raises without them. A job that sets them itself (Lightning, mpi4py) needs no change.",
     "Start the processes with torchrun, or set RANK, WORLD_SIZE and LOCAL_RANK in each task.",
     Severity.INFO,
-    beside=True,
+    effects=(Effect.SHOWN,),
 )
 INDEPENDENT = Kind(
     "launch-runs-independent",

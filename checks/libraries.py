@@ -47,6 +47,7 @@ from nccl_doctor.api import (
     Check,
     Cluster,
     Context,
+    Effect,
     Evidence,
     Finding,
     Fix,
@@ -126,7 +127,7 @@ DIFFERS = Kind(
     "Ranks then use different kernels, with different rounding and speed.",
     "Run the same image, or the same locked environment, on every host.",
     Severity.WARN,
-    between=True,
+    effects=(Effect.DIFFERENCE,),
 )
 
 _NAMES = (

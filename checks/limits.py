@@ -59,6 +59,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Figure,
     Finding,
     Fix,
@@ -141,7 +142,7 @@ STACK = Kind(
         alternatives=["install NCCL 2.28.3 or newer"],
     ),
     severity=Severity.INFO,
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 
 _FILES_OF_A_RANK = 8

@@ -46,6 +46,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Finding,
     Fix,
     Host,
@@ -68,7 +69,7 @@ FLAPPED = Kind(
         alternatives=["clean or replace cable and transceiver, then try another switch port"],
     ),
     Severity.INFO,
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 
 _LEAST = 10

@@ -50,6 +50,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Finding,
     Fix,
     HostLink,
@@ -98,7 +99,7 @@ LINK_LOSSY = Kind(
         alternatives=[Fix(text="look at the counters of the switch ports")],
     ),
     Severity.WARN,
-    delays=True,
+    effects=(Effect.DELAYS,),
 )
 _TALKS = {FIRST: Talk(large=False), AGAIN: Talk(Calm(groups=250, limit_s=1.5), large=False)}
 _TRIED = ("collectives", "exchanges", "groups")

@@ -39,6 +39,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Finding,
     Layer,
     Rank,
@@ -119,7 +120,7 @@ class MasterFirewall(Check):
                 {"rule": hit, "could not get in": sorted(v.host.label for v in victims)},
                 fix=how_to_let_pass(facts["rules"], hit, host),
                 confidence=Confidence.CERTAIN if hit["anyone"] or victims else Confidence.LIKELY,
-                shuts_out=True,
+                effects=(Effect.SHUTS_OUT,),
             )
 
 

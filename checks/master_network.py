@@ -49,6 +49,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Finding,
     Fix,
     Host,
@@ -183,7 +184,7 @@ class MasterNetwork(Check):
             network_for(runtime) if runtime else fix,
             severity=Severity.WARN if goes_on else None,
             confidence=Confidence.LIKELY,
-            shuts_out=True,
+            effects=(Effect.SHUTS_OUT,),
             excused_by=excuse_of(cluster),
         )
 

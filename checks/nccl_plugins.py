@@ -54,6 +54,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Finding,
     Fix,
     Host,
@@ -114,7 +115,7 @@ DIFFERS = Kind(
     "settings, and then hang.",
     "the same plug-in on every host, or none on every host",
     Severity.WARN,
-    between=True,
+    effects=(Effect.DIFFERENCE,),
 )
 _TYPES: Mapping[str, PluginType] = {"tuner": TUNER, "profiler": PROFILER, "env": ENV}
 _SHARED = ("tuner", "env")

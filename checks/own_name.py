@@ -49,6 +49,7 @@ from nccl_doctor.api import (
     Command,
     Confidence,
     Context,
+    Effect,
     Finding,
     Fix,
     Kind,
@@ -99,7 +100,7 @@ FAMILIES_DIFFER = Kind(
         ),
         alternatives=[_IPV4_FIRST],
     ),
-    between=True,
+    effects=(Effect.DIFFERENCE,),
 )
 
 LOOK_UP_S = 4.0  # just under the resolver's own first time-out of 5 s

@@ -48,6 +48,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Finding,
     Fix,
     Kind,
@@ -104,7 +105,7 @@ DIFFERS = Kind(
         ),
         alternatives=["correct the partition in the subnet manager"],
     ),
-    between=True,
+    effects=(Effect.DIFFERENCE,),
 )
 LIMITED = Kind(
     "pkey-limited",

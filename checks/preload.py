@@ -48,6 +48,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Finding,
     Kind,
     Layer,
@@ -67,7 +68,7 @@ INTERCEPTS = Kind(
     "loads NCCL by itself (vLLM), and may not see that GPUs reach each other.",
     "take the library out of LD_PRELOAD and /etc/ld.so.preload",
     Severity.WARN,
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 
 _HAMI = "libvgpu"

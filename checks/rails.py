@@ -51,6 +51,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Finding,
     Kind,
     Layer,
@@ -72,7 +73,7 @@ ORDER = Kind(
     "swap the cables, or the addresses, of the NICs that are named; until then, on every host, "
     "NCCL_IB_HCA without these rails, and NCCL_CROSS_NIC=0 if rails do not reach each other",
     Severity.WARN,
-    between=True,
+    effects=(Effect.DIFFERENCE,),
 )
 SLOTS = Kind(
     "rail-slots-differ",
@@ -83,7 +84,7 @@ SLOTS = Kind(
     "name the ports of this host separately (NCCL_IB_HCA in /etc/nccl.conf), or give devices "
     "persistent names by udev rules (rdma_rename)",
     Severity.WARN,
-    between=True,
+    effects=(Effect.DIFFERENCE,),
 )
 NAMES = Kind(
     "rdma-names-differ",

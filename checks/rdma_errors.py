@@ -48,6 +48,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Finding,
     Fix,
     Kind,
@@ -77,7 +78,7 @@ RISING = Kind(
         alternatives=[Fix(text="clean or replace cable and transceiver, try another switch port")],
     ),
     Severity.WARN,
-    delays=True,
+    effects=(Effect.DELAYS,),
 )
 FULL = Kind(
     "rdma-counter-full",

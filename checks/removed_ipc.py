@@ -46,6 +46,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Finding,
     Fix,
     Kind,
@@ -85,7 +86,7 @@ REMOVED = Kind(
         ],
     ),
     Severity.INFO,
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 
 _FOLDERS = ("usr/lib", "usr/local/lib", "run", "etc")

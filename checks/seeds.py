@@ -43,6 +43,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Finding,
     Kind,
     Layer,
@@ -66,7 +67,7 @@ SEED_DIFFERS = Kind(
     "Initial weights, the order of the data or dropout then differ between ranks that should have "
     "the same, and the job silently computes wrong results.",
     "use the same torch and the same hardware on all ranks, or let rank 0 draw and broadcast",
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 
 _SEED = 20240229

@@ -41,6 +41,7 @@ from nccl_doctor.api import (
     Check,
     Cluster,
     Context,
+    Effect,
     Figure,
     Finding,
     Kind,
@@ -74,7 +75,7 @@ VERSION = Kind(
     "guaranteed to work together, though over gloo most do.",
     "Run the same image, or the same locked environment, on every host.",
     Severity.WARN,
-    between=True,
+    effects=(Effect.DIFFERENCE,),
 )
 
 

@@ -50,6 +50,7 @@ from nccl_doctor.api import (
     Command,
     Confidence,
     Context,
+    Effect,
     Finding,
     Fix,
     Kind,
@@ -89,7 +90,7 @@ CPU_THROTTLED = Kind(
         ],
     ),
     Severity.WARN,
-    delays=True,
+    effects=(Effect.DELAYS,),
 )
 MEMORY_THROTTLED = Kind(
     "memory-throttled",
@@ -99,7 +100,7 @@ MEMORY_THROTTLED = Kind(
     "It looks like a hang, and all other ranks wait.",
     NO_HIGH,
     Severity.WARN,
-    delays=True,
+    effects=(Effect.DELAYS,),
 )
 
 _ROUND = "late"

@@ -35,6 +35,7 @@ from nccl_doctor.model.commands import Command as Command
 from nccl_doctor.model.commands import shell as shell
 from nccl_doctor.model.commands import word as word
 from nccl_doctor.model.findings import Confidence as Confidence
+from nccl_doctor.model.findings import Effect as Effect
 from nccl_doctor.model.findings import Figure as Figure
 from nccl_doctor.model.findings import Finding as Finding
 from nccl_doctor.model.findings import Kind as Kind

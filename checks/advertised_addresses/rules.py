@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from nccl_doctor.api import (
     Cluster,
     Confidence,
+    Effect,
     Finding,
     Fix,
     Kind,
@@ -39,7 +40,7 @@ NOT_OWN = Kind(
     why="vLLM, SGLang or Ray listens on that address and tells it to the others: it cannot be "
     "bound, or they wait for a host that does not answer.",
     fix=_OWN,
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 SAME = Kind(
     code="advertised-same",
@@ -48,7 +49,7 @@ SAME = Kind(
     why="vLLM, SGLang and Ray know a host by its address: with the same one on several, they wait "
     'for hosts that never come ("Every node should have a unique IP address").',
     fix=_OWN,
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 UNREACHABLE = Kind(
     code="advertised-unreachable",
@@ -58,7 +59,7 @@ UNREACHABLE = Kind(
     "the others, which then wait for it without an end.",
     fix=_OWN,
     severity=Severity.INFO,
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 VARIABLES: Mapping[str, Severity] = {
     "VLLM_HOST_IP": Severity.FAIL,

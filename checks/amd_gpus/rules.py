@@ -13,6 +13,7 @@ from nccl_doctor.api import (
     ALONE,
     Cluster,
     Confidence,
+    Effect,
     Finding,
     Fix,
     Host,
@@ -197,7 +198,7 @@ def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator
             fill(one.fix, BUS_ID=buses),
             one.severity,
             one.confidence,
-            drains=False,
+            effects=(Effect.STAYS_IN_SERVICE,),
         )
         yield _not_ours(found, sick) if foreign else found
     yield from _gaps(users, host, facts)

@@ -58,6 +58,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Evidence,
     Finding,
     Fix,
@@ -235,7 +236,7 @@ class BackendDevice(Check):
             if found.code in ("gpu-unhealthy", "gpu-missing") and lost & {*found.where.hosts}:
                 found = found.replaced(explained_by="gpu-lost")
             if found.code == "gpu-missing" and not short.issuperset(found.where.hosts):
-                found = found.replaced(drains=False)
+                found = found.replaced(effects=(*found.effects, Effect.STAYS_IN_SERVICE))
             by_nvml = at.get(found.where.hosts[0], {}) if found.where.hosts else {}
             # Without NVSwitches here the fabric is that of other hosts, or of a hypervisor.
             if found.code == "fabric-manager-down" and manager_is_down(
@@ -391,7 +392,7 @@ def _driver(cluster: Cluster, one: SeenByRank) -> Finding:
     elif error["name"] == "libcuda.so.1":
         kind, text = DRIVER_MISMATCH, f"libcuda.so.1 cannot be loaded; kernel driver is {kernel}"
         fix = "install that libcuda; in a container, set NVIDIA_DRIVER_CAPABILITIES to all"
-    sure = not kind.drains or error["code"] in _OF_HARDWARE
+    sure = Effect.DRAINS not in kind.effects or error["code"] in _OF_HARDWARE
     return Finding(
         kind,
         text,

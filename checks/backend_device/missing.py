@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nccl_doctor.api import Finding, Fix, Kind, Layer, On, Step, look, shell
+from nccl_doctor.api import Effect, Finding, Fix, Kind, Layer, On, Step, look, shell
 
 _WAYS = ("start as many ranks as the host has GPUs", "in a container: request all")
 MISSING = Kind(
@@ -18,7 +18,7 @@ MISSING = Kind(
         look(shell("dmesg | grep -e Xid -e NVRM"), "why a GPU is gone"),
         alternatives=_WAYS,
     ),
-    drains=True,  # only where the configuration expects more than the kernel has
+    effects=(Effect.DRAINS,),  # only where the configuration expects more than the kernel has
 )
 HELD = Fix(
     look(shell("nvidia-smi --query-gpu=compute_mode --format=csv")),

@@ -9,6 +9,7 @@ from typing import Any
 from nccl_doctor.api import (
     Cluster,
     Confidence,
+    Effect,
     Finding,
     Fix,
     Kind,
@@ -38,7 +39,7 @@ GPU_ORDER = Kind(
         ],
     ),
     Severity.INFO,
-    between=True,
+    effects=(Effect.DIFFERENCE,),
 )
 
 _SHOWN = 4

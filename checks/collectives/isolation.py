@@ -8,6 +8,7 @@ from typing import Any
 from nccl_doctor.api import (
     Cluster,
     Confidence,
+    Effect,
     Evidence,
     Finding,
     Kind,
@@ -219,7 +220,7 @@ def _findings(cluster: Cluster, attempts: Attempts, verdict: Verdict) -> Iterato
             _where(culprit, ranks),
             {**what_they_did(attempt), "isolation": held},
             confidence=culprit.confidence,
-            timed_out=_timed_out(attempt),
+            effects=(Effect.TIMED_OUT,) if _timed_out(attempt) else (),
         )
     if verdict.size is not None:
         good, bad = map(len, verdict.size)
@@ -230,7 +231,7 @@ def _findings(cluster: Cluster, attempts: Attempts, verdict: Verdict) -> Iterato
             place_of_all(world.members),
             {**what_they_did(world), "isolation": held},
             confidence=Confidence.LIKELY,
-            timed_out=_timed_out(world),
+            effects=(Effect.TIMED_OUT,) if _timed_out(world) else (),
         )
     elif verdict.untold and not verdict.culprits and not verdict.flaky:
         members = [m for m in world.members if m.rank.seat in verdict.untold]
@@ -240,7 +241,7 @@ def _findings(cluster: Cluster, attempts: Attempts, verdict: Verdict) -> Iterato
             place_of_all(members),
             {**what_they_did(world), "isolation": held},
             confidence=Confidence.POSSIBLE,
-            timed_out=_timed_out(world),
+            effects=(Effect.TIMED_OUT,) if _timed_out(world) else (),
         )
 
 

@@ -62,6 +62,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Figure,
     Finding,
     Fix,
@@ -122,7 +123,7 @@ CPU_DIFFERS = Kind(
     "message sizes.",
     fix=Fix(export(NCCL_NET_OVERHEAD="1000"), alternatives=["upgrade to NCCL 2.22.3 or newer"]),
     severity=Severity.INFO,
-    between=True,
+    effects=(Effect.DIFFERENCE,),
 )
 
 ALL_AGREE = CPU_DIFFERS.variant(
@@ -156,7 +157,7 @@ GOVERNOR_DIFFERS = Kind(
         )
     ),
     severity=Severity.INFO,
-    between=True,
+    effects=(Effect.DIFFERENCE,),
 )
 
 _BY_VENDOR, _AGREES = (2, 18, 0), (2, 22, 3)

@@ -46,6 +46,7 @@ from nccl_doctor.api import (
     Check,
     Cluster,
     Context,
+    Effect,
     Finding,
     Fix,
     Kind,
@@ -66,7 +67,7 @@ BATCH = Kind(
     "DeepSpeed requires that train_batch_size is the micro batch per GPU × the steps of "
     "gradient accumulation × the data-parallel ranks, and ends with an error if it is not.",
     "choose a train_batch_size that is a multiple of micro batch × data-parallel ranks",
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 WORLD = Kind(
     "world-size-config-mismatch",
@@ -75,7 +76,7 @@ WORLD = Kind(
     "Its sizes multiply to another world size than the job's: DeepSpeed ends with an error, or "
     "leaves ranks out.",
     "start as many ranks as the configuration is made for, or change it",
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 UNKNOWN = Kind(
     "deepspeed-config-unknown-key",
@@ -85,7 +86,7 @@ UNKNOWN = Kind(
     "job ends with `Extra inputs are not permitted`.",
     "correct the key, or remove it",
     Severity.WARN,
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 OLD = Kind(
     "deepspeed-config-deprecated-key",
@@ -94,7 +95,7 @@ OLD = Kind(
     "It was renamed or removed: newer versions end with an error at it.",
     "use the new name, or remove the key",
     Severity.INFO,
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 BAD_VALUE = Kind(
     "deepspeed-config-bad-value",
@@ -103,7 +104,7 @@ BAD_VALUE = Kind(
     "It ends with an error where a value has the wrong type, is out of range, or is an unknown "
     "name.",
     "correct the value",
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 CONFLICT = Kind(
     "deepspeed-config-conflict",
@@ -111,7 +112,7 @@ CONFLICT = Kind(
     "Keys of the DeepSpeed configuration contradict each other",
     "DeepSpeed ends with an error, or one of them has no effect.",
     "keep one of them",
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 PATH = Kind(
     "offload-path-unusable",
@@ -119,7 +120,7 @@ PATH = Kind(
     "DeepSpeed's nvme_path is not fit to swap to",
     "Every rank writes its files there: one host where it cannot stops the job.",
     "give nvme_path a folder on a local NVMe disk of every host",
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 MEMORY = Kind(
     "offload-memory-low",
@@ -129,7 +130,7 @@ MEMORY = Kind(
     "parameter: the kernel kills the rank that goes over the limit.",
     "raise the limit of the container or of the Slurm job, or use smaller buffers",
     Severity.WARN,
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 OPERATOR = Kind(
     "offload-operator-unavailable",
@@ -141,7 +142,7 @@ OPERATOR = Kind(
         Step(shell("pip install ninja"), persists=True),
         Step(shell("apt install g++ libaio-dev"), persists=True),
     ),
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 
 

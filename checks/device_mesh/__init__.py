@@ -48,6 +48,7 @@ from nccl_doctor.api import (
     Check,
     Cluster,
     Context,
+    Effect,
     Finding,
     Fix,
     Kind,
@@ -85,7 +86,7 @@ MESH_DOES_NOT_DIVIDE = Kind(
     "init_device_mesh raises where the mesh needs more ranks than there are, so the job stops "
     "before its first step",
     "take sizes whose product is the number of ranks",
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 _SMALLER = MESH_DOES_NOT_DIVIDE.variant(
     title="The device mesh is smaller than the job",
@@ -100,7 +101,7 @@ MESH_CROSSES_HOSTS = Kind(
     "make the tensor parallel dimension the innermost one, with a size that divides the ranks of "
     "each host",
     Severity.INFO,
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 
 _MESH, _AT_ONCE = "mesh", "at-once"

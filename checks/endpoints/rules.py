@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from nccl_doctor.api import (
     Cluster,
     Confidence,
+    Effect,
     Finding,
     Fix,
     Kind,
@@ -36,7 +37,7 @@ IN_USE = Kind(
     why="The service ends with `Address already in use` when the job starts.",
     fix="end the process that holds it, or give the service another port",
     severity=Severity.WARN,
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 PRIVILEGED = Kind(
     code="endpoint-privileged",
@@ -45,7 +46,7 @@ PRIVILEGED = Kind(
     why="Ports below ip_unprivileged_port_start (1024) are for root: the service ends with "
     "`Permission denied`.",
     fix="give the service a port from 1024 to 32767",
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 EPHEMERAL = Kind(
     code="endpoint-ephemeral",
@@ -54,7 +55,7 @@ EPHEMERAL = Kind(
     why="An outgoing connection may hold it at the moment when the service starts.",
     fix="give the service a port below the range, or reserve its port",
     severity=Severity.WARN,
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 BLOCKED = Kind(
     code="endpoint-blocked",
@@ -63,7 +64,7 @@ BLOCKED = Kind(
     why="A firewall, a security group or a network policy lets other ports pass, and not this one: "
     "the other hosts wait for the service until they give up.",
     fix="open the port on its host for the hosts of the job",
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 UNREACHABLE = Kind(
     code="endpoint-unreachable",
@@ -71,7 +72,7 @@ UNREACHABLE = Kind(
     title="A service outside of the job cannot be reached",
     why="The job needs it, and waits for it or stops.",
     fix="check name, address and port; open the way to it for this host",
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 
 _SAMPLES = 2

@@ -68,6 +68,7 @@ from nccl_doctor.api import (
     Check,
     Cluster,
     Context,
+    Effect,
     Figure,
     Finding,
     Kind,
@@ -143,7 +144,7 @@ DIFFERS = Kind(
     "Ranks that use different algorithms, buffers or networks wait for each other forever; "
     "other differences only slow the slowest rank down.",
     "Set the same value for all ranks, in one place.",
-    between=True,
+    effects=(Effect.DIFFERENCE,),
 )
 
 
@@ -175,7 +176,7 @@ FILE_DIFFERS = Kind(
     "hosts of several models this may be meant.",
     "Copy one file to all hosts.",
     Severity.WARN,
-    between=True,
+    effects=(Effect.DIFFERENCE,),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from nccl_doctor.api import Cluster, Confidence, Finding, Kind, Layer, Severity, Where
+from nccl_doctor.api import Cluster, Confidence, Effect, Finding, Kind, Layer, Severity, Where
 from nccl_doctor.toolkit.releases import STRANGERS, known_faults
 
 STRANGER = Kind(
@@ -17,7 +17,7 @@ STRANGER = Kind(
     fix="keep scanners and scrapers from the ephemeral ports of these hosts, or install NCCL "
     "2.30.7 or newer",
     severity=Severity.WARN,
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 _MOST = 5
 """Sources that get a finding of their own."""

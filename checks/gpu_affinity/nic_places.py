@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Confidence,
+    Effect,
     Finding,
     Fix,
     Kind,
@@ -59,7 +60,7 @@ NIC_PAIRS = Kind(
         alternatives=["have the same order in CUDA_VISIBLE_DEVICES on all hosts"],
     ),
     Severity.WARN,
-    between=True,
+    effects=(Effect.DIFFERENCE,),
 )
 
 

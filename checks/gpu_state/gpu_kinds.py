@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.api import Fix, Kind, Layer, Severity, Step, export, look, shell
+from nccl_doctor.api import Effect, Fix, Kind, Layer, Severity, Step, export, look, shell
 
 C2C_DOWN = Kind(
     "c2c-down",
@@ -48,7 +48,7 @@ NVSWITCH_ERROR = Kind(
         alternatives=["reboot it; if it comes back, have the NVSwitch board checked"],
     ),
     Severity.WARN,
-    drains=True,
+    effects=(Effect.DRAINS,),
 )
 GPU_VIRTUAL = Kind(
     "gpu-virtual",

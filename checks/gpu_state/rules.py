@@ -11,6 +11,7 @@ from typing import Any
 from nccl_doctor.api import (
     Cluster,
     Confidence,
+    Effect,
     Finding,
     Fix,
     Host,
@@ -209,7 +210,7 @@ def _of_host(cluster: Cluster, host: Host, seen: HostGpus) -> Iterator[Finding]:
             fill(one.fix, BUS_ID=buses),
             one.severity,
             one.confidence,
-            drains=one.drains,
+            effects=() if one.drains else (Effect.STAYS_IN_SERVICE,),
         )
         yield _not_ours(found, _unused(sick)) if foreign else found
     for trouble in between:

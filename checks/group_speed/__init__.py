@@ -66,6 +66,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Evidence,
     Figure,
     Finding,
@@ -127,7 +128,7 @@ RANK_SLOW = Kind(
         look(shell("top -b -n 1 | head -20"), "other work on its cores"),
     ),
     Severity.WARN,
-    delays=True,
+    effects=(Effect.DELAYS,),
 )
 
 _SIZES = {  # bytes

@@ -74,6 +74,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Finding,
     Fix,
     Kind,
@@ -109,7 +110,7 @@ LOST = Kind(
     "in its next collective. NCCL and gloo send no keep-alive packets.",
     fix="raise the idle time-out of the security group, firewall or load balancer between these "
     "hosts",
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 
 HOLD = "hold"

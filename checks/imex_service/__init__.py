@@ -49,6 +49,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Finding,
     Fix,
     Host,
@@ -95,7 +96,7 @@ NODES_DIFFER = Kind(
         ),
         look(shell("nvidia-imex-ctl -N"), "the result"),
     ),
-    between=True,
+    effects=(Effect.DIFFERENCE,),
 )
 HOST_MISSING = Kind(
     "imex-host-missing",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.api import Fix, Kind, Layer, Severity, look, shell
+from nccl_doctor.api import Effect, Fix, Kind, Layer, Severity, look, shell
 
 _PATH = (
     look(shell("ip route get ADDRESS")),
@@ -26,7 +26,7 @@ HOST_SLOW = Kind(
         ],
     ),
     Severity.WARN,
-    delays=True,
+    effects=(Effect.DELAYS,),
 )
 LINK_SLOW = Kind(
     "link-slow",
@@ -35,7 +35,7 @@ LINK_SLOW = Kind(
     _SLOWEST,
     Fix(*_PATH, alternatives=[Fix(text="look for a VPN, a switch uplink, a rate limit")]),
     Severity.WARN,
-    delays=True,
+    effects=(Effect.DELAYS,),
 )
 LATENCY_HIGH = Kind(
     "latency-high",
@@ -47,7 +47,7 @@ LATENCY_HIGH = Kind(
         alternatives=[Fix(text="look for a VPN, another site, power saving of the NIC")],
     ),
     Severity.WARN,
-    delays=True,
+    effects=(Effect.DELAYS,),
 )
 HOST_LATE = Fix(
     look(shell("ethtool -c NIC"), "interrupt coalescing"),

@@ -11,6 +11,7 @@ from typing import Any
 from nccl_doctor.api import (
     Cluster,
     Confidence,
+    Effect,
     Finding,
     Fix,
     Kind,
@@ -67,7 +68,7 @@ DNS_SLOW = Kind(
     "the store waits for it.",
     fix="repair the name server in /etc/resolv.conf, or list the hosts of the job in /etc/hosts",
     severity=Severity.WARN,
-    delays=True,
+    effects=(Effect.DELAYS,),
 )
 
 _PLAIN = re.compile(r"[\w.:% -]+")
@@ -183,7 +184,13 @@ def unusable(view: View, views: Sequence[View], master: View | None) -> Iterator
         right = view.meant or serves
         steps = start_with([view.rank], "master_addr", right, On.HERE) if right else ()
         fix: str = Fix(*steps) if steps else ""
-        yield Finding(ADDR_DIGITS_ONLY, text, view.where, fix=fix, shuts_out=view.is_master)
+        yield Finding(
+            ADDR_DIGITS_ONLY,
+            text,
+            view.where,
+            fix=fix,
+            effects=(Effect.SHUTS_OUT,) if view.is_master else (),
+        )
     elif view.came_s is not None:
         yield Finding(
             ADDR_UNRESOLVABLE.variant(title="MASTER_ADDR did not resolve at first"),
@@ -223,7 +230,7 @@ def unusable(view: View, views: Sequence[View], master: View | None) -> Iterator
             fix=fix,
             severity=Severity.WARN if view.got_in else None,
             confidence=Confidence.LIKELY if found.timed_out else Confidence.CERTAIN,
-            shuts_out=view.is_master,
+            effects=(Effect.SHUTS_OUT,) if view.is_master else (),
         )
     useless = [a for a in view.facts["no_route"] if ":" in a]
     if useless and view.leads_somewhere:
@@ -283,7 +290,7 @@ def loopback(cluster: Cluster, views: Sequence[View]) -> Iterator[Finding]:
                 fix=fix,
                 confidence=confidence,
                 explained_by="hostname-duplicate" if twin else None,
-                shuts_out=view.is_master,
+                effects=(Effect.SHUTS_OUT,) if view.is_master else (),
             )
 
 

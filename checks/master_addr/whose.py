@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nccl_doctor.api import Cluster, Confidence, Finding, Fix, On, Severity
+from nccl_doctor.api import Cluster, Confidence, Effect, Finding, Fix, On, Severity
 from nccl_doctor.toolkit.containers import alike, network_for
 from nccl_doctor.toolkit.hosts import everybody_came_in
 from nccl_doctor.toolkit.relaunch import endpoint_of, start_with
@@ -97,7 +97,7 @@ def _no_node_0(view: View) -> Finding | None:
         fix=Fix(*steps),
         confidence=sure if said else Confidence.POSSIBLE,
         explained_by=_NODE_DUPLICATE,
-        shuts_out=True,
+        effects=(Effect.SHUTS_OUT,),
     )
 
 
@@ -126,5 +126,5 @@ def _leads_away(cluster: Cluster, views: Sequence[View], master: View) -> Findin
         fix=fix,
         severity=severity,
         confidence=Confidence.CERTAIN if certain else Confidence.LIKELY,
-        shuts_out=True,
+        effects=(Effect.SHUTS_OUT,),
     )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from nccl_doctor.api import (
     Cluster,
     Confidence,
+    Effect,
     Finding,
     Fix,
     Host,
@@ -34,7 +35,7 @@ DOMAIN_SPLIT = Kind(
         alternatives=["look at the partitions in the fabric manager of the NVSwitches (NMX-C)"],
     ),
     Severity.WARN,
-    between=True,
+    effects=(Effect.DIFFERENCE,),
 )
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from nccl_doctor.api import (
     Cluster,
     Confidence,
+    Effect,
     Finding,
     Fix,
     Kind,
@@ -40,7 +41,7 @@ RAIL_SLOW = Kind(
         alternatives=["until it is repaired: NCCL_IB_HCA without it on every host"],
     ),
     Severity.WARN,
-    by_deadline=True,  # a port that is slow or loses packets explains it
+    effects=(Effect.TIMED_OUT,),  # a port that is slow or loses packets explains it
 )
 RAILS, AGAIN = "rails", "again-rails"
 """How the names of rounds begin; a number of the pass follows, and one of the round."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from nccl_doctor.api import Finding, Fix, On, Rank, Step, Where, look, shell
+from nccl_doctor.api import Effect, Finding, Fix, On, Rank, Step, Where, look, shell
 from nccl_doctor.toolkit.advice import end_processes
 from nccl_doctor.toolkit.net.ports import reserve_port
 from nccl_doctor.toolkit.relaunch import BY_NODE_RANK, ONE_LAUNCHER, start_with
@@ -47,7 +47,7 @@ def own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
             where,
             {**held, "bind_error": facts["bind_error"]},
             fix=fix,
-            shuts_out=True,
+            effects=(Effect.SHUTS_OUT,),
         )
     elif facts["bind_errno"] in (errno.EACCES, errno.EPERM, errno.ENOSYS):
         reason = "" if facts["may_bind"] else "; this user may not bind such a low port"
@@ -61,7 +61,7 @@ def own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
             text,
             where,
             fix="" if facts["may_bind"] else low,
-            shuts_out=True,
+            effects=(Effect.SHUTS_OUT,),
             explained_by="netlink-refused" if no_socket else None,
         )
     elif facts["ephemeral"]:

@@ -45,6 +45,7 @@ from nccl_doctor.api import (
     Check,
     Cluster,
     Context,
+    Effect,
     Finding,
     Fix,
     Host,
@@ -105,7 +106,7 @@ RANK_ABSENT = Kind(
     "A rank never signed in",
     "Every other rank waits for it until the rendezvous times out.",
     "Look for its process and its log: did it start, and is it still alive?",
-    loss=True,
+    effects=(Effect.LOSS,),
 )
 LATE = Kind(
     "rank-late",

@@ -9,6 +9,7 @@ from nccl_doctor.api import (
     AFTER_LOSS,
     Cluster,
     Confidence,
+    Effect,
     Finding,
     Kind,
     Layer,
@@ -29,7 +30,7 @@ HOST_ABSENT = Kind(
     "A host never signed in",
     "Every other rank waits for its ranks until the rendezvous times out.",
     "Start the job on that host; the report there shows what keeps it from reaching the master.",
-    by_deadline=True,
+    effects=(Effect.TIMED_OUT,),
 )
 
 

@@ -47,6 +47,7 @@ from nccl_doctor.api import (
     Check,
     Cluster,
     Context,
+    Effect,
     Finding,
     Fix,
     Kind,
@@ -80,7 +81,7 @@ UNREACHABLE = Kind(
             )
         ],
     ),
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 TLS = Kind(
     code="url-tls",
@@ -93,7 +94,7 @@ TLS = Kind(
             note="a bundle that has the certificate of the company's proxy",
         )
     ),
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 PROXY = Kind(
     code="url-proxy",
@@ -102,7 +103,7 @@ PROXY = Kind(
     why=_FETCHES,
     fix="correct http_proxy, https_proxy and no_proxy: with the user and password that the proxy "
     "wants, http://USER:PASSWORD@HOST:PORT",
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 
 REACH = "reach"

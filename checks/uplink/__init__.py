@@ -46,6 +46,7 @@ from nccl_doctor.api import (
     Check,
     Cluster,
     Context,
+    Effect,
     Finding,
     Kind,
     Layer,
@@ -64,7 +65,7 @@ HOST_CUT_OFF = Kind(
     "No other host can reach it: the others wait for its ranks, and it waits for theirs, until a "
     "time-out.",
     CABLE,
-    cuts_off=True,
+    effects=(Effect.CUTS_OFF,),
 )
 
 

@@ -11,6 +11,7 @@ from nccl_doctor.api import (
     AFTER_LOSS,
     Cluster,
     Confidence,
+    Effect,
     Finding,
     Fix,
     Host,
@@ -101,7 +102,7 @@ def find_culprits(cluster: Cluster, check: str, kind: Kind) -> Iterator[Finding]
         if finding is not None:
             cut.add(view.host.label)
             is_master = master is not None and view.host.id == master.id
-            yield finding.replaced(shuts_out=is_master)
+            yield finding.replaced(effects=(Effect.SHUTS_OUT,) if is_master else ())
     yield from _by_answers(_Answers(cluster, views, cut), kind, master)
 
 
@@ -228,7 +229,7 @@ def _by_answers(answers: _Answers, kind: Kind, master: Host | None) -> Iterator[
             Where(hosts=(end,)),
             _shown(answers, mine),
             confidence=Confidence.LIKELY,
-            shuts_out=master is not None and end == master.label,
+            effects=(Effect.SHUTS_OUT,) if master is not None and end == master.label else (),
         )
     blame = blame_links(answers.tested - (answers.failed - left), left)
     for end in blame.hosts:
@@ -241,7 +242,7 @@ def _by_answers(answers: _Answers, kind: Kind, master: Host | None) -> Iterator[
             Where(hosts=(end,)),
             _shown(answers, mine),
             confidence=Confidence.LIKELY,
-            shuts_out=master is not None and end == master.label,
+            effects=(Effect.SHUTS_OUT,) if master is not None and end == master.label else (),
         )
     for pairs in _edges(left):
         ends = sorted({end for pair in pairs for end in pair})

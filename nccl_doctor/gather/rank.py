@@ -48,7 +48,7 @@ from nccl_doctor.gather.voice.of_host import HostVoice
 from nccl_doctor.judge.checks import error_words, judge_all
 from nccl_doctor.model import kinds
 from nccl_doctor.model.cluster import AFTER_LOSS, Cluster
-from nccl_doctor.model.findings import Finding, Kind, Layer, Severity, Where
+from nccl_doctor.model.findings import Effect, Finding, Kind, Layer, Severity, Where
 from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.report import ParticipantResult
 from nccl_doctor.system import forks, helpers, supervisor
@@ -402,7 +402,7 @@ class Participant:
 
 
 def _is_on_road(kind: Kind) -> bool:
-    return kind.layer in _ROAD or kind.cuts_off
+    return kind.layer in _ROAD or Effect.CUTS_OFF in kind.effects
 
 
 def _not_saved(result: ParticipantResult) -> ParticipantResult:

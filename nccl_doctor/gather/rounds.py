@@ -21,7 +21,7 @@ from nccl_doctor.launch import identity
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import AFTER_LOSS, Cluster, Host, Outcome, OutcomeStatus, Rank
 from nccl_doctor.model.codec import Node
-from nccl_doctor.model.findings import Finding, Round, Severity
+from nccl_doctor.model.findings import Effect, Finding, Round, Severity
 from nccl_doctor.model.report import outcome_from_json
 from nccl_doctor.observe import probe
 
@@ -283,7 +283,7 @@ def blockers_among(check: Check, findings: Iterable[Finding]) -> list[Finding]:
         for finding in findings
         if finding.level is Severity.FAIL
         and finding.kind.layer in check.needs
-        and not finding.kind.later  # it breaks the job, not what is tried here
+        and not finding.has(Effect.JOB_ONLY)  # it breaks the job, not what is tried here
         and finding.check != check.name  # a variant that hangs does not stop the next one
     ]
 

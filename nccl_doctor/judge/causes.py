@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.judge.place import Place, PlaceIndex, is_of_a_group
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.model.findings import Confidence, Finding, Layer, Severity, Where
+from nccl_doctor.model.findings import Confidence, Effect, Finding, Layer, Severity, Where
 from nccl_doctor.model.kinds import ENGINE_CODES
 
 _OF_PROCESSES = (Layer.HOST, Layer.ENV)
@@ -35,31 +35,18 @@ def fold(findings: Iterable[Finding]) -> list[Finding]:
                 finding.fix or finding.kind.fix,
                 finding.confidence,
                 finding.explained_by,
-                finding.drains,
+                Effect.STAYS_IN_SERVICE in finding.effects,
             )
         ].append(finding)
     return sorted((_united(group) for group in same.values()), key=importance)
 
 
 def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
-    """Let the lowest broken layer explain what it covers.
+    """Let the lowest broken layer explain what it covers, by `RULES`.
 
-    A failure explains failures and warnings of higher layers whose place lies in its own; from the
-    group layer up it is enough that the places meet, and of a difference between hosts
-    (`Kind.between`) that it is there, but for a slow host or link elsewhere, or what was certainly
-    done to one process (`Kind.of_one`). One of the host or the environment shuts no port. A warning
-    breaks no layer: it explains only warnings from the group layer up, where it meets their place,
-    and nothing if it is no more than possible, such as a hang that came once. What a judge said of
-    its own findings stands, unless it names a code that nobody found, or found only as something
-    less severe, or goes in a circle. So wherever there is a failure, one is left unexplained, but
-    for this: what delays a job (`Kind.delays`) explains that a host came too late, or that a group
-    looks hung there, where no failure does, if nobody can be certain what it was, or if it hung
-    forming on that host alone; no group makes a host or a link slow. A failure on rank 0's host
-    that shuts everybody out explains that hosts never came, unless one did come; if that host is
-    cut off, unless one that came answered later. What only comes later (`Kind.later`) explains
-    nothing, and nothing explains it. A cut cable (`Kind.cuts_off`) shuts every port, and explains
-    each loss (`Kind.loss`) that it meets; if it is rank 0's, then every loss, and all that happened
-    to groups. What is only information explains nothing.
+    What a judge said of its own findings stands, unless it names a code that nobody found, or found
+    only as something less severe, or goes in a circle. So wherever there is a failure, one is left
+    unexplained, but for what delays a job: that explains what was too late, where no failure does.
 
     Causes are folded first: faults of all ranks of a host are one of the host. What they explain is
     not: of the same fault on two hosts, one may have a cause that the other has not.
@@ -73,7 +60,7 @@ def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
             worst.get(code, len(Severity)) > finding.level.order
             or not causes.add(finding.code, code)
         ):
-            given[i] = finding.replaced(explained_by=None)
+            given[i] = finding.replaced(explained_by=None, explained_why="")
     ground = PlaceIndex(cluster)
     lowest_first = sorted(
         ((cause, ground.place(cause.where)) for cause in fold(given)),
@@ -88,10 +75,9 @@ def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
         if finding.explained_by is None and finding.level is not Severity.INFO:
             place = ground.place(finding.where)
             for cause, ground_of_cause in lowest_first:
-                if _explains(ground, cause, ground_of_cause, finding, place) and causes.add(
-                    finding.code, cause.code
-                ):
-                    finding = finding.replaced(explained_by=cause.code)
+                why = reason_of(CausePair(ground, cause, ground_of_cause, finding, place))
+                if why and causes.add(finding.code, cause.code):
+                    finding = finding.replaced(explained_by=cause.code, explained_why=why)
                     break
         out.append(finding)
     return out
@@ -120,7 +106,7 @@ def importance(finding: Finding) -> tuple[Any, ...]:
         finding.confidence.value,
         finding.explained_by or "",
         finding.check,
-        finding.drains,
+        Effect.STAYS_IN_SERVICE not in finding.effects,
         _canonical(finding.evidence),
     )
 
@@ -145,9 +131,15 @@ def _united(group: Sequence[Finding]) -> Finding:
         evidence=kept[0] if len(kept) == 1 else {"each": kept} if kept else {},
         fix=group[0].fix or group[0].kind.fix,
         severity=group[0].level,
-        shuts_out=any(finding.shuts_out for finding in group),
-        timed_out=all(finding.timed_out for finding in group),
+        effects=_effects(group),
     )
+
+
+def _effects(group: Sequence[Finding]) -> tuple[Effect, ...]:
+    """Effects of findings that are one: one of them shuts all out; all of them timed out."""
+    every = [set(finding.effects) for finding in group]
+    kept = set.intersection(*every) | (set.union(*every) & {Effect.SHUTS_OUT})
+    return tuple(effect for effect in Effect if effect in kept)
 
 
 def _each(evidence: Mapping[str, Any]) -> Iterable[Any]:
@@ -156,50 +148,152 @@ def _each(evidence: Mapping[str, Any]) -> Iterable[Any]:
     return [evidence] if evidence else []
 
 
-def _explains(
-    ground: PlaceIndex, cause: Finding, cause_place: Place, finding: Finding, place: Place
-) -> bool:
-    symptom = is_of_a_group(finding.kind.layer)
-    if cause.level is Severity.INFO:
+@dataclass(frozen=True)
+class CausePair:
+    """A finding, and another one that may be its cause, with their places."""
+
+    ground: PlaceIndex
+    cause: Finding
+    cause_place: Place
+    finding: Finding
+    place: Place
+
+    @property
+    def symptom(self) -> bool:
+        """Whether the finding is of a group, which a fault of any member may break."""
+        return is_of_a_group(self.finding.kind.layer)
+
+    @property
+    def failure(self) -> bool:
+        """Whether the cause is a failure."""
+        return self.cause.level is Severity.FAIL
+
+    def meet(self) -> bool:
+        """Whether their places have something in common."""
+        return self.ground.meets(self.cause_place, self.place)
+
+    def covered(self) -> bool:
+        """Whether all of the finding's place lies in that of the cause."""
+        return self.ground.covers(self.cause_place, self.place)
+
+
+@dataclass(frozen=True)
+class CauseRule:
+    """One rule: the first one that `decides` on a pair says whether the cause `explains`.
+
+    `reason`: why, in words that the report shows; of a rule that never explains, why not.
+    """
+
+    reason: str
+    decides: Callable[[CausePair], bool]
+    explains: Callable[[CausePair], bool] = lambda pair: False
+
+
+def _is_late(pair: CausePair) -> bool:
+    return pair.cause.has(Effect.DELAYS) and pair.finding.has(Effect.TIMED_OUT)
+
+
+def _made_late(pair: CausePair) -> bool:
+    """True if it is not certain what missed the deadline, or of a group on the slow host alone."""
+    if pair.finding.kind.layer is Layer.GROUP and pair.covered():
+        return True  # alone on a slow host, its ranks are as slow
+    return _is_open(pair.finding) and (pair.meet() if pair.symptom else pair.covered())
+
+
+def _lost_on_the_way(pair: CausePair) -> bool:
+    slow = pair.failure and pair.cause.has(Effect.DELAYS) and pair.finding.kind.layer is Layer.RANKS
+    return slow and pair.ground.parts_from_store(pair.cause_place, pair.place)
+
+
+def _is_cut_off(pair: CausePair) -> bool:
+    finding = pair.finding
+    if not (pair.failure and pair.cause.has(Effect.CUTS_OFF)):
         return False
-    if cause.kind.delays and (finding.kind.by_deadline or finding.timed_out):
-        reach = ground.meets if symptom else ground.covers
-        if finding.kind.layer is Layer.GROUP and ground.covers(cause_place, place):
-            return True  # alone on a slow host, its ranks are as slow
-        return _is_open(finding) and reach(cause_place, place)
-    heavy = cause.kind.delays and cause.level is Severity.FAIL
-    if heavy and finding.kind.layer is Layer.RANKS and ground.parts_from_store(cause_place, place):
-        return True  # what its ranks say is lost on the way
-    if cause.kind.layer.order >= finding.kind.layer.order:
+    if pair.symptom or finding.has(Effect.LOSS):
+        return True
+    return finding.kind.layer is Layer.RANKS and pair.ground.alone(pair.place)
+
+
+def _shuts_no_port(pair: CausePair) -> bool:
+    of_processes = pair.cause.kind.layer in _OF_PROCESSES and not pair.cause.has(Effect.CUTS_OFF)
+    return of_processes and pair.finding.kind.layer is Layer.PORT
+
+
+def _is_between(pair: CausePair) -> bool:
+    """True for a difference between hosts, and what a group shows of it."""
+    finding = pair.finding
+    done = finding.has(Effect.ONE_PROCESS) and finding.confidence is Confidence.CERTAIN
+    own = finding.has(Effect.DELAYS) or done
+    return pair.failure and pair.symptom and pair.cause.has(Effect.DIFFERENCE) and not own
+
+
+def _lets_nobody_in(pair: CausePair) -> bool:
+    if not (pair.failure and not pair.symptom and pair.cause.has(Effect.SHUTS_OUT)):
         return False
-    if finding.kind.delays and is_of_a_group(cause.kind.layer):
-        return False
-    if cause.kind.later or finding.kind.later:
-        return False
-    loss = finding.kind.loss or (finding.kind.layer is Layer.RANKS and ground.alone(place))
-    if cause.kind.cuts_off and cause.level is Severity.FAIL and (loss or symptom):
-        return cause.shuts_out or ground.meets(cause_place, place)
-    of_processes = cause.kind.layer in _OF_PROCESSES and not cause.kind.cuts_off
-    if of_processes and finding.kind.layer is Layer.PORT:
-        return False
-    if cause.kind.layer is Layer.ENV and cause.level is not Severity.FAIL:
-        return False
-    if cause.level is Severity.FAIL:
-        if symptom:
-            done = finding.kind.of_one and finding.confidence is Confidence.CERTAIN
-            differs = cause.kind.between and not (finding.kind.delays or done)
-            return differs or ground.meets(cause_place, place)
-        return ground.covers(cause_place, place) or (
-            cause.shuts_out and ground.shut_out(cause_place, place, cut_off=cause.kind.cuts_off)
-        )
+    cut_off = pair.cause.has(Effect.CUTS_OFF)
+    return not pair.covered() and pair.ground.shut_out(
+        pair.cause_place, pair.place, cut_off=cut_off
+    )
+
+
+def _warns_below(pair: CausePair) -> bool:
+    cause = pair.cause
     return (
-        cause.level is finding.level is Severity.WARN
+        cause.level is pair.finding.level is Severity.WARN
         and cause.confidence is not Confidence.POSSIBLE
         and cause.code not in ENGINE_CODES
-        and symptom
-        and bool(cause_place)
-        and ground.meets(cause_place, place)
+        and pair.symptom
+        and bool(pair.cause_place)
+        and pair.meet()
     )
+
+
+def _always(pair: CausePair) -> bool:
+    return True
+
+
+RULES = (
+    CauseRule("information explains nothing", lambda pair: pair.cause.level is Severity.INFO),
+    CauseRule("it delays what took too long there", _is_late, _made_late),
+    CauseRule("it loses messages on the way to rank 0", _lost_on_the_way, _always),
+    CauseRule(
+        "only a lower layer explains a higher one",
+        lambda pair: pair.cause.kind.layer.order >= pair.finding.kind.layer.order,
+    ),
+    CauseRule(
+        "no group makes a host or a link slow",
+        lambda pair: pair.finding.has(Effect.DELAYS) and is_of_a_group(pair.cause.kind.layer),
+    ),
+    CauseRule(
+        "what breaks only the job explains nothing of the examination, nor the other way round",
+        lambda pair: pair.cause.has(Effect.JOB_ONLY) or pair.finding.has(Effect.JOB_ONLY),
+    ),
+    CauseRule(
+        "no packet passes there",
+        _is_cut_off,
+        lambda pair: pair.cause.has(Effect.SHUTS_OUT) or pair.meet(),
+    ),
+    CauseRule("a limit or a variable shuts no port", _shuts_no_port),
+    CauseRule(
+        "a warning on a variable explains nothing",
+        lambda pair: pair.cause.kind.layer is Layer.ENV and not pair.failure,
+    ),
+    CauseRule("hosts that differ break the groups between them", _is_between, _always),
+    CauseRule("rank 0's host lets nobody sign in", _lets_nobody_in, _always),
+    CauseRule(
+        "same place, lower layer",
+        lambda pair: pair.failure,
+        lambda pair: pair.meet() if pair.symptom else pair.covered(),
+    ),
+    CauseRule("a warning on the same place, lower layer", _always, _warns_below),
+)
+"""The rules, in their order: the first one that decides counts."""
+
+
+def reason_of(pair: CausePair) -> str:
+    """Reason why a finding is explained by another one; empty where it is not."""
+    rule = next(rule for rule in RULES if rule.decides(pair))
+    return rule.reason if rule.explains(pair) else ""
 
 
 def _is_open(finding: Finding) -> bool:

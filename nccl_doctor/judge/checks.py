@@ -11,7 +11,7 @@ from typing import Any
 from nccl_doctor.model.check import Check, ForeignError
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.commands import Command
-from nccl_doctor.model.findings import Confidence, Finding, Kind, Layer, Severity, Where
+from nccl_doctor.model.findings import Confidence, Effect, Finding, Kind, Layer, Severity, Where
 from nccl_doctor.model.fixes import Fix, On, Step
 from nccl_doctor.model.kinds import CHECK_BROKE
 
@@ -29,11 +29,7 @@ _KIND: Mapping[str, tuple[type, ...]] = {
     "why": _TEXT,
     "fix": _TEXT,
     "severity": (Severity,),
-    "delays": (bool,),
-    "by_deadline": (bool,),
-    "between": (bool,),
-    "later": (bool,),
-    "drains": (bool,),
+    "effects": (tuple,),
 }
 _FINDING: Mapping[str, tuple[type, ...]] = {
     "kind": (Kind,),
@@ -44,11 +40,10 @@ _FINDING: Mapping[str, tuple[type, ...]] = {
     "severity": (Severity, type(None)),
     "confidence": (Confidence,),
     "explained_by": (str, type(None)),
+    "explained_why": _TEXT,
     "check": _TEXT,
-    "shuts_out": (bool,),
-    "drains": (bool,),
+    "effects": (tuple,),
     "excused_by": _TEXT,
-    "timed_out": (bool,),
 }
 _STEP: Mapping[str, tuple[type, ...]] = {
     "command": (Command,),
@@ -78,6 +73,9 @@ def well_formed(given: Any) -> Finding:
         raise TypeError(f"yielded {_a(given)}, not a Finding")
     _each(given, _FINDING, "")
     _each(given.kind, _KIND, "kind.")
+    for effect in (*given.effects, *given.kind.effects):
+        if not isinstance(effect, Effect):
+            raise TypeError(f"yielded a Finding with {_a(effect)} in effects, not an Effect")
     for fix in (given.fix, given.kind.fix):
         _look_at_fix(fix)
     return given.replaced(where=_where(given.where))

@@ -433,7 +433,9 @@ class _Roads:
         where = finding.where if finding.where.ranks else road_to_master(self.cluster, known)
         place = self._ground.place(where)
         causes = (code for code, there in self._failures if self._ground.covers(there, place))
-        return finding.replaced(where=where, explained_by=next(causes, None))
+        cause = next(causes, None)
+        why = "it is on the network path of that host" if cause else ""
+        return finding.replaced(where=where, explained_by=cause, explained_why=why)
 
 
 def _is_below(finding: Finding) -> bool:

@@ -13,6 +13,7 @@ from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import ALONE, Cluster, Outcome, OutcomeStatus, Rank
 from nccl_doctor.model.findings import (
     CheckResult,
+    Effect,
     Finding,
     Layer,
     Scope,
@@ -369,7 +370,7 @@ class _Reasons:
         self._failures = [
             (finding, self._ground.place(finding.where), finding.kind.layer.order)
             for finding in sorted(findings, key=lambda f: (f.kind.layer.order, importance(f)))
-            if finding.level is Severity.FAIL and not finding.kind.later
+            if finding.level is Severity.FAIL and not finding.has(Effect.JOB_ONLY)
         ]
         self._codes = {finding.code for finding, _, _ in self._failures}
         self._absent: dict[int, tuple[Sequence[Gap], Sequence[str]]] = {}  # by units

@@ -104,21 +104,43 @@ class Level(str, Enum):
         return list(Level).index(self)
 
 
+class Effect(Enum):
+    """Meaning of a kind of finding, or of one finding, for others, beside its layer and place."""
+
+    DELAYS = "delays"
+    """May cost a job so much time that a deadline is missed, though nothing is broken."""
+    TIMED_OUT = "timed out"
+    """Only means that something took too long, or was lost: what delays a job explains it."""
+    DIFFERENCE = "difference"
+    """A difference between hosts: it may break any of them, not only the odd one."""
+    JOB_ONLY = "job only"
+    """Can only break the job itself: it explains no finding of the examination, and none explains
+    it."""
+    DRAINS = "drains"
+    """The host itself is broken, for every job: a scheduler may take it out of service if the
+    finding is certain and a failure."""
+    STAYS_IN_SERVICE = "stays in service"
+    """Of one finding, against `DRAINS`: the fact is certain, and a setting or a program on the host
+    can have made it."""
+    CUTS_OFF = "cuts off"
+    """Takes the whole network from a host or a link."""
+    LOSS = "loss"
+    """Only means that a participant was not heard, or not any longer."""
+    ONE_PROCESS = "one process"
+    """Was done to one process, if it is certain, and not by what other hosts have."""
+    SHUTS_OUT = "shuts out"
+    """A fault on the host of rank 0 that stops all other hosts from signing in: it explains every
+    absent host."""
+    SHOWN = "shown"
+    """Shown in full with the verdict, where it is information too."""
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of finding: a stable code and the words that do not depend on the run.
 
-    `fix` is what to type if the finding itself has no more exact fix. A kind that `delays` may cost
-    a job so much time that a deadline is missed, though nothing is broken; a kind found
-    `by_deadline` only means that something took too long. A kind `between` hosts is a difference:
-    it may break any of them, not only the odd one. A kind that comes `later` can only break the job
-    itself: it explains no finding of the examination, and no finding explains it. A kind that
-    `drains` means that the host itself is broken, for every job: a scheduler may take it out of
-    service if the finding is certain and a failure, and nothing else can have made its facts. A
-    kind that `cuts_off` a host or a link takes the whole network from it; a kind that is a `loss`
-    only means that somebody was not heard, or not any longer. A kind `of_one` process, if certain,
-    was done to it, and not by what other hosts have. A kind `beside` the verdict is shown with it,
-    in full, where it is information too.
+    `fix` is what to type if the finding itself has no more exact fix. `effects`: what each finding
+    of this kind means for others.
     """
 
     code: str
@@ -127,15 +149,7 @@ class Kind:
     why: str
     fix: str
     severity: Severity = Severity.FAIL
-    delays: bool = False
-    by_deadline: bool = False
-    between: bool = False
-    later: bool = False
-    drains: bool = False
-    cuts_off: bool = False
-    loss: bool = False
-    of_one: bool = False
-    beside: bool = False
+    effects: tuple[Effect, ...] = ()
 
     def variant(self, *, title: str = "", why: str = "", fix: str = "") -> Kind:
         """The same kind in other words, for a case that its own do not fit.
@@ -207,13 +221,9 @@ class Finding:
     `message` holds values, not places: places are in `where` and are rendered from there, so that
     the same fault on many ranks folds into one finding. `fix` is text, or a `Fix`, which knows what
     to type on which hosts. Set `explained_by` in `judge` only if another finding of the same check
-    is the cause and the layers cannot show that. `shuts_out`
-    marks a fault on the host of rank 0 that stops all other hosts from signing in: it then explains
-    every absent host. Without `drains`, the host stays in service whatever its kind says: the fact
-    is certain, and a setting or a program on the host can have made it. `excused_by` is the code of
-    a note on what the program had to choose itself: what is wrong with that choice is no failure.
-    `timed_out` marks an error that only says that something took too long, or was lost: what delays
-    a job explains it, as it does a kind that is `by_deadline`.
+    is the cause and the layers cannot show that; `explained_why` is the reason. `effects` are those
+    of this finding, besides those of its kind. `excused_by` is the code of a note on what the
+    program had to choose itself: what is wrong with that choice is no failure.
     """
 
     kind: Kind
@@ -224,11 +234,10 @@ class Finding:
     severity: Severity | None = None
     confidence: Confidence = Confidence.CERTAIN
     explained_by: str | None = None
+    explained_why: str = ""
     check: str = ""
-    shuts_out: bool = False
-    drains: bool = True
+    effects: tuple[Effect, ...] = ()
     excused_by: str = ""
-    timed_out: bool = False
 
     @property
     def code(self) -> str:
@@ -239,6 +248,15 @@ class Finding:
     def level(self) -> Severity:
         """Severity of this finding: its own, or else its kind's."""
         return self.severity or self.kind.severity
+
+    def has(self, effect: Effect) -> bool:
+        """Whether it, or its kind, has this effect."""
+        return effect in self.effects or effect in self.kind.effects
+
+    @property
+    def drains(self) -> bool:
+        """Whether the host itself is broken, for every job."""
+        return self.has(Effect.DRAINS) and Effect.STAYS_IN_SERVICE not in self.effects
 
     def replaced(self, **changes: Any) -> Finding:
         """A copy with some fields changed."""
@@ -257,6 +275,7 @@ class Finding:
             "where": self.where.to_json(),
             "evidence": dict(self.evidence),
             "explained_by": self.explained_by,
+            **({"explained_why": self.explained_why} if self.explained_why else {}),
             "confidence": self.confidence.value,
         }
 

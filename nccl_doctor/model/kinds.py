@@ -15,7 +15,7 @@ changes no verdict.
 from __future__ import annotations
 
 from nccl_doctor.model.commands import shell
-from nccl_doctor.model.findings import Kind, Layer, Severity
+from nccl_doctor.model.findings import Effect, Kind, Layer, Severity
 from nccl_doctor.model.fixes import Fix, On, Step, look
 
 CHECK_UNUSABLE = Kind(
@@ -61,7 +61,7 @@ RANK_SILENT = Kind(
         alternatives=["look at the scheduler's log"],
     ),
     severity=Severity.WARN,
-    loss=True,
+    effects=(Effect.LOSS,),
 )
 
 RANK_KILLED = Kind(
@@ -97,7 +97,7 @@ COORDINATOR_LOST = Kind(
     why="These findings come from this host alone; it was not compared with the other hosts.",
     fix="read the report of rank 0, and the findings about MASTER_ADDR and MASTER_PORT here",
     severity=Severity.WARN,
-    loss=True,
+    effects=(Effect.LOSS,),
 )
 
 STORE_LOST = Kind(
@@ -108,7 +108,7 @@ STORE_LOST = Kind(
     fix="find out why the process that serves MASTER_PORT ended: read the launcher's log on the "
     "master",
     severity=Severity.WARN,
-    loss=True,
+    effects=(Effect.LOSS,),
 )
 
 MESSAGE_REFUSED = Kind(
@@ -252,7 +252,8 @@ SLOWER = Kind(
         alternatives=["check negotiated speed, errors, counters, clocks, and load of the host"],
     ),
     severity=Severity.WARN,
-    by_deadline=True,  # a finding of this run about a slow link, host or rank explains it
+    # A finding of this run about a slow link, host or rank explains it.
+    effects=(Effect.TIMED_OUT,),
 )
 
 SETUP_CHANGED = Kind(

@@ -25,6 +25,7 @@ from nccl_doctor.model.codec import MAX_RANKS, MAX_SECONDS, Node
 from nccl_doctor.model.findings import (
     CheckResult,
     Confidence,
+    Effect,
     Finding,
     Kind,
     Layer,
@@ -454,13 +455,12 @@ class ParticipantResult:
 
 
 def _finding_json(finding: Finding, hosts: StepHosts) -> Json:
-    drains = finding.kind.drains and finding.drains
     return {
         **finding.to_json(),
         **fix_to_json(finding, hosts),
         "why": finding.kind.why,
-        "drains": drains,
-        **({"beside": True} if finding.kind.beside else {}),
+        "drains": finding.drains,
+        **({"beside": True} if finding.has(Effect.SHOWN) else {}),
     }
 
 
@@ -479,8 +479,11 @@ def _finding(node: Node) -> Finding:
         why=node.get("why", str, ""),
         fix=fix_from_json(node),
         severity=node.choice("severity", Severity),
-        drains=node.get("drains", bool, False),
-        beside=node.get("beside", bool, False),
+        effects=tuple(
+            effect
+            for name, effect in (("drains", Effect.DRAINS), ("beside", Effect.SHOWN))
+            if node.get(name, bool, False)
+        ),
     )
     return Finding(
         kind=kind,
@@ -496,6 +499,7 @@ def _finding(node: Node) -> Finding:
         evidence=node.get("evidence", dict),
         confidence=node.choice("confidence", Confidence),
         explained_by=node.maybe("explained_by", str),
+        explained_why=node.get("explained_why", str, ""),
         check=node.get("check", str),
     )
 

@@ -9,7 +9,7 @@ from nccl_doctor.judge.history.difference import Difference, FindingChange
 from nccl_doctor.judge.history.figures import SHARE, Change, amount, percent
 from nccl_doctor.model.findings import Where
 from nccl_doctor.report.lines import MIN_WIDTH, Table, lay_out, to_ascii
-from nccl_doctor.report.story import PlaceWords
+from nccl_doctor.report.story import PlaceWords, explained_by
 from nccl_doctor.system.terminal import safe
 
 _MARKS = {"new": "✗", "gone": "✓", "changed": "·"}
@@ -82,7 +82,7 @@ def _turn(turn: FindingChange, places: PlaceWords, width: int) -> Iterator[str]:
         was = places.say(turn.before.where)
         text += f"; before: {turn.before.level.value}{f' ({was})' if was else ''}"
     if finding.explained_by:
-        text += f"; explained by {finding.explained_by}"
+        text += f"; {explained_by([finding])}"
     yield from _wrap(text, width, f"  {_MARKS[turn.state] if _tells(turn) else '·'} ")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from nccl_doctor import registry
 from nccl_doctor.model.check import Check
-from nccl_doctor.model.findings import Kind, Scope
+from nccl_doctor.model.findings import Effect, Kind, Scope
 from nccl_doctor.model.fixes import Fix, On
 from nccl_doctor.registry import Registry
 from nccl_doctor.report.story import recipe_for
@@ -83,7 +83,11 @@ def kind_page(kind: Kind, owners: Sequence[str]) -> str:
         f"- layer: {kind.layer.value}",
         f"- severity: {kind.severity.value}",
         f"- check: {', '.join(owners) or 'none: found by the engine'}",
-        *(["- drains the host with `--exit-profile slurm`"] if kind.drains else []),
+        *(
+            ["- drains the host with `--exit-profile slurm`"]
+            if Effect.DRAINS in kind.effects
+            else []
+        ),
     ]
     return "\n".join(lines)
 

@@ -94,8 +94,7 @@ def profile_of(arguments: Sequence[str]) -> str:
 def drains(finding: Finding) -> bool:
     """True if the finding takes its host out of service: certainly broken, for every job."""
     return (
-        finding.kind.drains
-        and finding.drains
+        finding.drains
         and finding.level is Severity.FAIL
         and finding.confidence is Confidence.CERTAIN
         and finding.explained_by is None

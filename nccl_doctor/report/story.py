@@ -149,6 +149,23 @@ def by_kind(findings: Iterable[Finding]) -> list[list[Finding]]:
     return list(groups.values())
 
 
+def explained_by(group: Iterable[Finding], name: Callable[[str], str] = str) -> str:
+    """`explained by port-blocked: same place, lower layer`, of findings of one kind; empty if none
+    is explained. `name`: how a code is written.
+    """
+    reasons: dict[str, dict[str, None]] = {}
+    for finding in group:
+        if finding.explained_by:
+            reasons.setdefault(finding.explained_by, {}).update(
+                {finding.explained_why: None} if finding.explained_why else {}
+            )
+    causes = [
+        f"{name(code)}{': ' if why else ''}{', '.join(sorted(why))}"
+        for code, why in sorted(reasons.items())
+    ]
+    return f"explained by {'; '.join(causes)}" if causes else ""
+
+
 # Fixes for people: which commands to type, and on which hosts. Pure.
 #
 # A command is never wrapped and never shares its line. What stands beside it is a comment of a

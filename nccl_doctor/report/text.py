@@ -6,7 +6,15 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from nccl_doctor.model.cluster import Host, Rank
-from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status, Where, numbered
+from nccl_doctor.model.findings import (
+    CheckResult,
+    Effect,
+    Finding,
+    Severity,
+    Status,
+    Where,
+    numbered,
+)
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.lines import LEGEND, MIN_WIDTH, Page, lay_out_links, to_ascii
 from nccl_doctor.report.next_step import next_steps
@@ -19,6 +27,7 @@ from nccl_doctor.report.story import (
     Steps,
     by_kind,
     checks_in_words,
+    explained_by,
     healthy_summary,
     no_checks,
     some,
@@ -195,8 +204,7 @@ def _explained(page: Page, places: PlaceWords, report: Report) -> None:
         page.heading("Explained by the above, gone when it is fixed")
     for group in by_kind(explained):
         whole = group[0].replaced(where=Where.union(finding.where for finding in group))
-        causes = ", ".join(sorted({str(finding.explained_by) for finding in group}))
-        _short(page, places, "·", whole, f"explained by {causes}")
+        _short(page, places, "·", whole, explained_by(group))
 
 
 def _warnings(page: Page, places: PlaceWords, steps: Steps, report: Report) -> None:
@@ -299,7 +307,7 @@ def _codes_of_absent(report: Report) -> set[str]:
 
 def _beside(report: Report) -> list[Finding]:
     infos = (finding for finding in report.findings if finding.level is Severity.INFO)
-    return [finding for finding in infos if finding.kind.beside and not finding.explained_by]
+    return [finding for finding in infos if finding.has(Effect.SHOWN) and not finding.explained_by]
 
 
 def _infos(page: Page, places: PlaceWords, report: Report) -> None:

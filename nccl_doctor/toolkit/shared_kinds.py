@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nccl_doctor.model.commands import shell
-from nccl_doctor.model.findings import Kind, Layer, Severity
+from nccl_doctor.model.findings import Effect, Kind, Layer, Severity
 from nccl_doctor.model.fixes import Fix, On, Step, export, look
 
 ADDR_UNRESOLVABLE = Kind(
@@ -57,7 +57,7 @@ HOST_ANSWERS_LATE = Kind(
     "ranks wait for the slowest one.",
     fix=Fix(look(shell("top -b -n 1 -o %CPU | head -n 20"), "shows what uses the CPUs")),
     severity=Severity.INFO,
-    delays=True,
+    effects=(Effect.DELAYS,),
 )
 TIMEOUT_TOO_SHORT = Kind(
     "timeout-too-short",
@@ -67,7 +67,7 @@ TIMEOUT_TOO_SHORT = Kind(
     "kernels and data: a shorter limit ends a healthy job.",
     "give the named layer more time, or drop the variable that shortens it",
     Severity.WARN,
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 DRIVER_MISMATCH = Kind(
     "driver-mismatch",
@@ -92,7 +92,7 @@ GPU_UNHEALTHY = Kind(
         look(shell("nvidia-smi")),
         alternatives=["drain and reboot the host"],
     ),
-    drains=True,
+    effects=(Effect.DRAINS,),
 )
 _NOT_BROKEN = "The GPU works now. What failed once often fails again, and then ends a job."
 HAD_ERRORS = GPU_UNHEALTHY.variant(
@@ -136,7 +136,7 @@ BANDWIDTH_LOW = Kind(
         alternatives=["between hosts: look at the NIC, its negotiated speed, and the switch port"],
     ),
     Severity.WARN,
-    by_deadline=True,  # a slow or lossy link explains it
+    effects=(Effect.TIMED_OUT,),  # a slow or lossy link explains it
 )
 BELOW_FLOOR = Kind(
     "bandwidth-below-floor",
@@ -152,7 +152,7 @@ BELOW_FLOOR = Kind(
         )
     ),
     Severity.WARN,
-    by_deadline=True,  # a link that is down, or a slow one, explains it
+    effects=(Effect.TIMED_OUT,),  # a link that is down, or a slow one, explains it
 )
 GPU_DIFFERS = Kind(
     "gpu-differs",
@@ -179,7 +179,7 @@ FABRIC_MANAGER_DOWN = Kind(
         ),
         look(shell("nvidia-smi -q | grep -A2 Fabric"), "until it says Completed"),
     ),
-    drains=True,
+    effects=(Effect.DRAINS,),
 )
 PCIE_ERRORS = Kind(
     "pcie-errors",
@@ -207,7 +207,7 @@ MEMORY_ERRORS = Kind(
         alternatives=["have the module replaced at the next maintenance"],
     ),
     Severity.WARN,
-    later=True,
+    effects=(Effect.JOB_ONLY,),
 )
 # Drains: the count of a module rose while the examination ran, so it is no error of months ago. An
 # error that the controller assigns to no module, as of a bus, is likely only. Counters that were
@@ -222,5 +222,5 @@ MEMORY_FAILING = Kind(
         look(shell("dmesg | grep -e EDAC -e 'Hardware Error'")),
         alternatives=["drain the host and have the module replaced"],
     ),
-    drains=True,
+    effects=(Effect.DRAINS,),
 )

@@ -11,7 +11,7 @@ import pytest
 
 from nccl_doctor.checks.groups import Groups
 from nccl_doctor.model.cluster import Cluster, Outcome, OutcomeStatus
-from nccl_doctor.model.findings import Confidence, Finding, Severity
+from nccl_doctor.model.findings import Confidence, Effect, Finding, Severity
 from nccl_doctor.model.job import Job
 from nccl_doctor.toolkit.groups.spans import from_span
 from nccl_doctor.toolkit.groups.strays import MADE, MAKING
@@ -196,7 +196,7 @@ def test_a_rank_that_finds_no_free_port_may_have_been_too_early() -> None:
     text = "RuntimeError: Unable to find address for nd1; bind(2) for [192.168.77.2] failed with: "
     busy = raised(text + "Address already in use")
     finding = found(rounds(in_order={3: busy}, in_turn={}, at_once={}))
-    assert (finding.where.ranks, finding.timed_out) == ((3,), True)
+    assert (finding.where.ranks, finding.has(Effect.TIMED_OUT)) == ((3,), True)
     assert "no free port on this host" in finding.message
 
 

@@ -26,6 +26,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Effect,
     Job,
     Launch,
     Level,
@@ -251,7 +252,7 @@ def test_it_explains_nothing_of_the_examination() -> None:
     world = World(3)
     made = world.lose(world.touching("nd1")).cluster()
     (found,) = explain(judge(CHECK, made), made)
-    assert found.kind.later
+    assert found.has(Effect.JOB_ONLY)
     assert found.explained_by is None
 
 

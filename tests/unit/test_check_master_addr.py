@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import ALONE, Cluster, Confidence, Finding, Severity
+from nccl_doctor.api import ALONE, Cluster, Confidence, Effect, Finding, Severity
 from nccl_doctor.checks.master_addr import MasterAddr
 from nccl_doctor.toolkit.net.names import LookUp
 from tests.support.clusters import change_rank, make_cluster, outcome, shut_out, with_round
@@ -479,7 +479,7 @@ def test_clients_whose_names_are_slow_on_the_host_that_serves_the_store():
         f"slow twice in a row: {ND1} 4 s; torch's store looks up each client, one after the other "
         "(since 2.9 until one is not found)"
     )
-    assert found.kind.delays
+    assert found.has(Effect.DELAYS)
 
 
 def test_a_look_up_that_was_slow_once_is_no_finding():

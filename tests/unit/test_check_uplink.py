@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import AFTER_LOSS, Cluster, Confidence, Context, Launch, Severity, Skip, Where
+from nccl_doctor.api import (
+    AFTER_LOSS,
+    Cluster,
+    Confidence,
+    Context,
+    Effect,
+    Launch,
+    Severity,
+    Skip,
+    Where,
+)
 from nccl_doctor.checks.uplink import look as looking
 from tests.support.clusters import make_cluster, shut_out
 from tests.support.merging import own_view
@@ -26,7 +36,7 @@ def only(cluster: Cluster, where: Where, confidence: Confidence) -> Any:
     assert (found.code, found.where) == ("host-cut-off", where)
     assert (found.level, found.confidence) == (Severity.FAIL, confidence)
     assert found.fix or found.kind.fix
-    assert not found.kind.drains
+    assert not found.has(Effect.DRAINS)
     return found
 
 
@@ -45,13 +55,13 @@ def test_rank_0_without_a_carrier_when_nobody_came(state: dict[str, bool], words
     made = cables(THREE, first, absent_nodes=[1, 2])
     found = only(made, at("nd0", "eth0"), Confidence.CERTAIN)
     assert found.message == words
-    assert found.shuts_out
+    assert found.has(Effect.SHUTS_OUT)
 
 
 def test_a_host_that_could_not_sign_in_says_so_in_its_own_report() -> None:
     first = {"nd1": look("nd1", nic("nd1", **NO_CARRIER))}
     made = own_view(cables(THREE, first), 1)
-    assert not only(made, at("nd1", "eth0"), Confidence.CERTAIN).shuts_out
+    assert not only(made, at("nd1", "eth0"), Confidence.CERTAIN).has(Effect.SHUTS_OUT)
 
 
 @pytest.mark.parametrize("host", THREE)
@@ -85,7 +95,7 @@ def test_where_the_way_to_the_master_is_not_known_all_interfaces_have_to_be_down
 def test_a_host_that_lost_its_carrier_later_is_named_by_its_second_look() -> None:
     after = {"nd0": look("nd0", nic("nd0", **NO_CARRIER), calls={"nd1": "unreachable"})}
     found = only(cables(TWO, after=after), at("nd0", "eth0"), Confidence.CERTAIN)
-    assert found.shuts_out
+    assert found.has(Effect.SHUTS_OUT)
 
 
 def test_a_carrier_that_came_late_is_no_fault_and_one_that_came_back_is_likely() -> None:
@@ -116,7 +126,7 @@ def test_two_hosts_without_a_witness_cannot_tell_which(caller: str) -> None:
 def test_with_a_third_host_the_one_that_sees_nobody_is_the_suspect(lost: str) -> None:
     made = cables(THREE, after=calls_of("nd0", nd1=lost, nd2=lost))
     found = only(made, at("nd0"), Confidence.LIKELY)
-    assert found.shuts_out
+    assert found.has(Effect.SHUTS_OUT)
     assert "nd1, nd2" in found.message
 
 
@@ -124,7 +134,7 @@ def test_the_one_that_no_other_sees_is_the_suspect() -> None:
     after = calls_of("nd0", nd1="silent", nd2="answers")
     after |= calls_of("nd2", nd1="silent", nd0="answers")
     found = only(cables(THREE, after=after), at("nd1"), Confidence.LIKELY)
-    assert not found.shuts_out
+    assert not found.has(Effect.SHUTS_OUT)
 
 
 def test_one_that_another_host_still_sees_has_lost_a_link() -> None:

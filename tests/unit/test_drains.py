@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Check, Cluster, Job, Outcome, OutcomeStatus, Severity
+from nccl_doctor.api import Check, Cluster, Effect, Job, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.amd_gpus import AmdGpus
 from nccl_doctor.checks.backend_device import DRIVER_STEP, BackendDevice
 from nccl_doctor.checks.dcgm import Dcgm
@@ -352,7 +352,7 @@ def test_a_check_that_somebody_ended_blames_no_gpu(step: str, end: dict[str, Any
     report = report_of(made)
     killed = end.get("signal") == "SIGKILL"
     assert [found.code for found in report.findings] == ["rank-killed"] * killed
-    assert not any(found.kind.drains for found in report.findings)
+    assert not any(found.has(Effect.DRAINS) for found in report.findings)
     assert Status.UNKNOWN in {result.status for result in report.checks}
     assert report.exit_code == 3
     assert drained(made) == ""
@@ -503,7 +503,9 @@ def test_nothing_about_an_amd_gpu_takes_a_host_out_of_service(changes: dict[str,
     """No such fault was seen on hardware yet, nor what else looks like one."""
     cluster = amd_cluster(amd_state(0), amd_state(1, amd_gpu(1, 3, **changes)))
     report = report_of(cluster, AmdGpus())
-    assert [found.where.hosts for found in report.root_causes if found.kind.drains] == [("nd1",)]
+    assert [found.where.hosts for found in report.root_causes if found.has(Effect.DRAINS)] == [
+        ("nd1",)
+    ]
     assert not drained(cluster, AmdGpus())
 
 

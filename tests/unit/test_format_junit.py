@@ -134,7 +134,7 @@ def test_hosts_of_one_name_and_findings_of_one_place_share_a_case():
 def test_a_symptom_is_skipped_and_names_its_cause():
     cause = Finding(PORT, "no answer", Where(links=(("nd1", "nd0"),)))
     found = cases(report_of(cause, Finding(GROUP, "hung", Where(ranks=(0, 1, 2, 3)))))
-    words = "explained by port-shut: Title of group-hang: hung"
+    words = "explained by port-shut: same place, lower layer. Title of group-hang: hung"
     assert found["host.shm shm[nd0]"] == found["host.shm shm[nd1]"] == ("skipped", words)
     assert found["host.shm shm[nd1 → nd0]"][0] == "failure"
 

@@ -50,7 +50,8 @@ def test_broken():
         "",
         "### Explained by the above, gone when it is fixed",
         "",
-        "- `group-hang` `ranks 0–1 on nd0, ranks 2–3 on nd1`: explained by `port-shut`",
+        "- `group-hang` `ranks 0–1 on nd0, ranks 2–3 on nd1`: explained by `port-shut`: "
+        "same place, lower layer",
         "",
         "### Warnings",
         "",

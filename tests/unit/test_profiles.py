@@ -16,7 +16,7 @@ from nccl_doctor import registry
 from nccl_doctor.__main__ import program as doctor
 from nccl_doctor.cli import cli
 from nccl_doctor.judge.conclusion import conclude
-from nccl_doctor.model.findings import Confidence, Finding, Severity, Where
+from nccl_doctor.model.findings import Confidence, Effect, Finding, Severity, Where
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.profiles import NPD_BYTES, PROFILES, REASON_BYTES, profile_of, tell, unable
 from nccl_doctor.toolkit.gpu.kinds import GPU_LOST
@@ -101,7 +101,11 @@ class TestSlurm:
 
     def test_the_kinds_that_drain(self) -> None:
         # Each takes a node out of service: the list is short, and every addition a decision.
-        found = {code for code, kinds in registry.load().kinds.items() if kinds[0].drains}
+        found = {
+            code
+            for code, kinds in registry.load().kinds.items()
+            if Effect.DRAINS in kinds[0].effects
+        }
         assert found == {
             "gpu-lost",
             "gpu-unhealthy",

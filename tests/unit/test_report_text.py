@@ -64,7 +64,8 @@ def test_broken():
         "  fix   nft delete rule inet filter input handle 7",
         "",
         "Explained by the above, gone when it is fixed",
-        "  · group-hang (ranks 0–1 on nd0, ranks 2–3 on nd1): explained by port-shut",
+        "  · group-hang (ranks 0–1 on nd0, ranks 2–3 on nd1): explained by port-shut: "
+        "same place, lower layer",
         "",
         "Warnings",
         "  ! a-risk (nd0): port 29500 is risky",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from nccl_doctor.api import Cluster, Confidence, Finding, Layer, Severity, Where
+from nccl_doctor.api import Cluster, Confidence, Effect, Finding, Layer, Severity, Where
 from nccl_doctor.judge.causes import explain, fold
 from tests.support.clusters import make_cluster
 from tests.support.reports import kind
@@ -130,7 +130,7 @@ def test_a_warning_never_explains_a_failure_and_only_symptoms_otherwise():
 
 
 def test_no_group_makes_a_link_slow():
-    slow = replace(SPEED, delays=True)
+    slow = replace(SPEED, effects=(Effect.DELAYS,))
     group = Finding(GROUP, "", at("nd1"))
     assert explained(group, Finding(SPEED, "", at("nd1")))["slow-link"] == "top-group"
     assert explained(group, Finding(slow, "", at("nd1")))["slow-link"] is None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nccl_doctor.api import Cluster, Finding, Layer, Outcome, OutcomeStatus, Severity, Where
+from nccl_doctor.api import Cluster, Effect, Finding, Layer, Outcome, OutcomeStatus, Severity, Where
 from nccl_doctor.checks.firewall import PEER_BLOCKED
 from nccl_doctor.checks.port import NO_ROUTE
 from nccl_doctor.checks.ranks import HOST_ABSENT, RANK_ABSENT
@@ -73,7 +73,7 @@ def blamed(report: Report) -> set[str]:
     ids=lambda found: str(found.code),
 )
 def test_the_cable_of_rank_0_explains_every_loss(symptom: Finding) -> None:
-    cause = cut(Where(**CUT), shuts_out=True)
+    cause = cut(Where(**CUT), effects=(Effect.SHUTS_OUT,))
     assert root_causes(explain([symptom, cause], CLUSTER)) == [cause]
 
 
@@ -87,7 +87,7 @@ def test_the_cable_of_another_explains_what_it_meets_and_nothing_else(where: Whe
 
 def test_it_explains_no_other_fault_of_another_host() -> None:
     other = Finding(kind("gpu-trouble", Layer.DEVICE), "x", Where(hosts=("nd2",)))
-    cause = cut(Where(**CUT), shuts_out=True)
+    cause = cut(Where(**CUT), effects=(Effect.SHUTS_OUT,))
     found = root_causes(explain([other, cause], CLUSTER))
     assert {each.code for each in found} == {"host-cut-off", "gpu-trouble"}
 
@@ -95,7 +95,7 @@ def test_it_explains_no_other_fault_of_another_host() -> None:
 def test_the_cable_of_rank_0_explains_who_never_came_unless_others_answered_after_that() -> None:
     early = make_cluster(THREE, 2, absent_nodes=(1,))
     never = Finding(HOST_ABSENT, "1 of 3 hosts", Where(nodes=(1,), ranks=(2, 3)))
-    cause = cut(Where(**CUT), shuts_out=True)
+    cause = cut(Where(**CUT), effects=(Effect.SHUTS_OUT,))
     assert root_causes(explain([never, cause], silent(early, 4))) == [cause]
     answer = Outcome(OutcomeStatus.OK, facts={})
     late = change_rank(early, 4, facts={"clock": {"all": answer}})
@@ -167,7 +167,7 @@ def test_during_the_run_without_a_carrier_to_see() -> None:
     two = cables(("nd0", "nd1"), after=calls_of("nd0", nd1="silent"))
     report = report_of(silent(two, 2, 3))
     assert roots(report) == {"host-cut-off": LINK}
-    assert not any(cause.kind.drains for cause in report.root_causes)
+    assert not any(cause.has(Effect.DRAINS) for cause in report.root_causes)
 
 
 def test_a_process_that_was_killed_on_a_host_that_answers_is_blamed_as_before() -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nccl_doctor.api import Confidence, Finding, Kind, Layer, Severity, Where
+from nccl_doctor.api import Confidence, Effect, Finding, Kind, Layer, Severity, Where
 from nccl_doctor.judge.causes import explain, root_causes
 from tests.support.clusters import make_cluster
 
-SLOW = Kind("slow", Layer.NAME, "t", "w", "f", Severity.WARN, delays=True)
-LOSSY = Kind("lossy", Layer.SPEED, "t", "w", "f", Severity.WARN, delays=True)
+SLOW = Kind("slow", Layer.NAME, "t", "w", "f", Severity.WARN, effects=(Effect.DELAYS,))
+LOSSY = Kind("lossy", Layer.SPEED, "t", "w", "f", Severity.WARN, effects=(Effect.DELAYS,))
 ODD = Kind("odd", Layer.NAME, "t", "w", "f", Severity.WARN)
 BLOCKED = Kind("blocked", Layer.PORT, "t", "w", "f")
-HANG = Kind("hang", Layer.COLLECTIVE, "t", "w", "f", by_deadline=True)
+HANG = Kind("hang", Layer.COLLECTIVE, "t", "w", "f", effects=(Effect.TIMED_OUT,))
 ERROR = Kind("error", Layer.COLLECTIVE, "t", "w", "f")
 
 ND1 = Where(hosts=("nd1",))
@@ -50,7 +50,7 @@ def test_an_error_is_not_a_missed_deadline() -> None:
 
 
 def test_a_host_that_came_too_late_was_delayed() -> None:
-    absent = Kind("absent", Layer.RANKS, "t", "w", "f", by_deadline=True)
+    absent = Kind("absent", Layer.RANKS, "t", "w", "f", effects=(Effect.TIMED_OUT,))
     late = Finding(absent, "not there", ND1, confidence=Confidence.LIKELY)
     assert roots(Finding(SLOW, "1 s", ND1), late) == ["slow"]
     assert roots(Finding(SLOW, "1 s", Where(hosts=("nd0",))), late) == ["absent"]
@@ -82,7 +82,7 @@ def test_a_variable_or_a_limit_does_not_shut_a_port() -> None:
 
 
 def test_a_difference_may_break_whoever_meets_it() -> None:
-    odd = Kind("odd-one", Layer.ENV, "t", "w", "f", between=True)
+    odd = Kind("odd-one", Layer.ENV, "t", "w", "f", effects=(Effect.DIFFERENCE,))
     crash = Kind("crash", Layer.COLLECTIVE, "t", "w", "f")
     on_nd0 = Finding(crash, "SIGSEGV", Where(hosts=("nd0",), ranks=(0, 1)))
     assert roots(Finding(odd, "x", ND1), on_nd0) == ["odd-one"]

@@ -109,7 +109,7 @@ def test_folding_does_not_depend_on_order_and_is_done_once(findings, rng: random
 def test_explaining_loses_nothing_and_always_ends(findings, made):
     cluster, _ = made
     out = explain(findings, cluster)
-    assert fold(f.replaced(explained_by=None) for f in out) == fold(
+    assert fold(f.replaced(explained_by=None, explained_why="") for f in out) == fold(
         f.replaced(explained_by=None) for f in findings
     )
     causes: dict[str, set[str]] = {}

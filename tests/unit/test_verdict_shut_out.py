@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Finding, Severity, Where
+from nccl_doctor.api import Cluster, Effect, Finding, Severity, Where
 from nccl_doctor.checks.interfaces import INTERFACE_MISSING
 from nccl_doctor.checks.port import PORT_IN_USE
 from nccl_doctor.checks.ranks import HOST_ABSENT, RANK_ABSENT
@@ -32,12 +32,12 @@ def roots(cluster: Cluster, *findings: Finding) -> list[str]:
 
 
 def test_nobody_can_come_in() -> None:
-    assert roots(NOBODY, GONE, taken(shuts_out=True)) == ["port-in-use"]
+    assert roots(NOBODY, GONE, taken(effects=(Effect.SHUTS_OUT,))) == ["port-in-use"]
 
 
 def test_a_rank_of_a_host_that_nobody_knows() -> None:
     gone = Finding(RANK_ABSENT, "1 of 2 ranks", Where(ranks=(2,)))
-    assert roots(NOBODY, gone, taken(shuts_out=True)) == ["port-in-use"]
+    assert roots(NOBODY, gone, taken(effects=(Effect.SHUTS_OUT,))) == ["port-in-use"]
 
 
 def test_any_other_failure_of_rank_0s_host_hides_no_absent_host() -> None:
@@ -48,33 +48,35 @@ def test_any_other_failure_of_rank_0s_host_hides_no_absent_host() -> None:
 def test_who_came_in_shows_that_the_door_is_open() -> None:
     some = make_cluster(THREE, 1, absent_nodes=[2])
     gone = Finding(HOST_ABSENT, "1 of 3 hosts", Where(nodes=(2,), ranks=(2,)))
-    assert roots(some, gone, taken(shuts_out=True)) == ["port-in-use", "host-absent"]
+    assert roots(some, gone, taken(effects=(Effect.SHUTS_OUT,))) == ["port-in-use", "host-absent"]
     # One that wrote its own view has not come in.
-    assert roots(shut_out(some, "nd1"), gone, taken(shuts_out=True)) == ["port-in-use"]
+    assert roots(shut_out(some, "nd1"), gone, taken(effects=(Effect.SHUTS_OUT,))) == ["port-in-use"]
 
 
 def test_a_warning_keeps_nobody_out() -> None:
-    warned = taken(shuts_out=True, severity=Severity.WARN)
+    warned = taken(effects=(Effect.SHUTS_OUT,), severity=Severity.WARN)
     assert roots(NOBODY, GONE, warned) == ["host-absent"]
 
 
 def test_another_host_keeps_nobody_out() -> None:
     some = make_cluster(THREE, 1, absent_nodes=[2])
     gone = Finding(HOST_ABSENT, "1 of 3 hosts", Where(nodes=(2,), ranks=(2,)))
-    there = taken("nd1", shuts_out=True)
+    there = taken("nd1", effects=(Effect.SHUTS_OUT,))
     assert roots(shut_out(some, "nd1"), gone, there) == ["port-in-use", "host-absent"]
 
 
 def test_a_host_that_shows_a_fault_of_its_own_keeps_it() -> None:
     some = shut_out(make_cluster(THREE, 1), "nd1", "nd2")
     own = Finding(PORT_BLOCKED, "a rule of this host", Where(hosts=("nd1",)))
-    name = Finding(ADDR_UNRESOLVABLE, "does not resolve", Where(hosts=("nd0",)), shuts_out=True)
+    name = Finding(
+        ADDR_UNRESOLVABLE, "does not resolve", Where(hosts=("nd0",)), effects=(Effect.SHUTS_OUT,)
+    )
     assert roots(some, own, name) == ["addr-unresolvable", "port-blocked"]
 
 
 def test_the_same_fault_of_two_hosts_is_still_one_finding() -> None:
-    both = fold([taken("nd0", shuts_out=True), taken("nd1")])
-    assert [(f.where.hosts, f.shuts_out) for f in both] == [(("nd0", "nd1"), True)]
+    both = fold([taken("nd0", effects=(Effect.SHUTS_OUT,)), taken("nd1")])
+    assert [(f.where.hosts, f.has(Effect.SHUTS_OUT)) for f in both] == [(("nd0", "nd1"), True)]
 
 
 LOOK_UP = {"query": "x", "answers": [], "error": "", "took_s": [0.01], "timed_out": False}

@@ -8,7 +8,7 @@ from itertools import permutations
 
 import pytest
 
-from nccl_doctor.api import Check, Confidence, Finding, Kind, Layer, Where
+from nccl_doctor.api import Check, Confidence, Effect, Finding, Kind, Layer, Where
 from nccl_doctor.checks.firewall import (
     MTU_BLACKHOLE,
     PEER_BLOCKED,
@@ -31,7 +31,7 @@ from tests.support.reports import RUN, kind, made_check, through_json
 HOSTS = ("nd0", "nd1", "nd2", "nd3")
 ENV = kind("env-broken", Layer.ENV)
 LOW = kind("low-host", Layer.HOST)
-BETWEEN = replace(kind("differs", Layer.ENV), between=True)
+BETWEEN = replace(kind("differs", Layer.ENV), effects=(Effect.DIFFERENCE,))
 
 Link = tuple[str, str]
 

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 from nccl_doctor.model.cluster import Facts, OutcomeStatus
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.story import PlaceWords, Steps, shortened, some
+from nccl_doctor.report.story import PlaceWords, Steps, explained_by, shortened, some
 from nccl_doctor.system.terminal import safe
 
 _LONGEST_NAME = 200
@@ -227,7 +227,7 @@ def _judged(
         return case
     causes = [finding for finding in bad if not finding.explained_by]
     first = (causes or bad)[0]
-    why = "" if causes else f"explained by {first.explained_by}: "
+    why = "" if causes else f"{explained_by([first])}. "
     return replace(
         case,
         outcome="failure" if causes else "skipped",

@@ -7,7 +7,15 @@ from collections.abc import Iterable, Sequence
 
 from nccl_doctor.model.findings import Finding, Severity, Status, Where
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.story import MOST_PLACES, Block, PlaceWords, Steps, by_kind, checks_in_words
+from nccl_doctor.report.story import (
+    MOST_PLACES,
+    Block,
+    PlaceWords,
+    Steps,
+    by_kind,
+    checks_in_words,
+    explained_by,
+)
 from nccl_doctor.report.text import counts
 from nccl_doctor.system.terminal import safe
 
@@ -100,8 +108,7 @@ def _explained(places: PlaceWords, report: Report) -> str:
     lines = []
     for group in by_kind(explained):
         where = Where.union(finding.where for finding in group)
-        causes = ", ".join(code(cause) for cause in sorted({str(f.explained_by) for f in group}))
-        lines.append(f"{code(group[0].code)}{_place(places, where)}: explained by {causes}")
+        lines.append(f"{code(group[0].code)}{_place(places, where)}: {explained_by(group, code)}")
     return _list("Explained by the above, gone when it is fixed", lines)
 
 

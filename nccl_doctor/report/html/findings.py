@@ -20,6 +20,7 @@ from nccl_doctor.report.story import (
     Steps,
     by_kind,
     checks_in_words,
+    explained_by,
     sections_of,
     some,
 )
@@ -338,8 +339,7 @@ def _folded(
         return
     parts = []
     for group in groups:
-        causes = sorted({str(found.explained_by) for found in group if found.explained_by})
-        reason = f", explained by {', '.join(causes)}" if causes else ""
+        reason = f", {words}" if (words := explained_by(group)) else ""
         place = places.say(group[0].where) if len(group) == 1 else f"{len(group)} places"
         words = group[0].kind.title + (f" ({place})" if place else "") + reason
         parts.append(fold(words, _card(places, steps, group)))

@@ -38,7 +38,17 @@ from nccl_doctor.toolkit.slurm import slurm_hosts
 _SAME = frozenset(
     {
         *("schema_version", "tool", "verdict", "exit_code", "code", "check", "layer", "severity"),
-        *("title", "why", "confidence", "explained_by", "scope", "status", "started", "backend"),
+        *(
+            "title",
+            "why",
+            "confidence",
+            "explained_by",
+            "explained_why",
+            "scope",
+            "status",
+            "started",
+            "backend",
+        ),
         *("level", "launcher"),
     }
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nccl_doctor.model.commands import shell
-from nccl_doctor.model.findings import Kind, Layer, Severity
+from nccl_doctor.model.findings import Effect, Kind, Layer, Severity
 from nccl_doctor.model.fixes import Fix, Step, look
 
 # Drains: GPU_IS_LOST, or a reader held in state D or ended by a fault signal. What else makes that:
@@ -27,7 +27,7 @@ GPU_LOST = Kind(
             "replaced"
         ],
     ),
-    drains=True,
+    effects=(Effect.DRAINS,),
 )
 GPU_BUSY = Kind(
     "gpu-busy",

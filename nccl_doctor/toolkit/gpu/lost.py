@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nccl_doctor.model.cluster import Cluster, Evidence
-from nccl_doctor.model.findings import Confidence, Finding
+from nccl_doctor.model.findings import Confidence, Effect, Finding
 from nccl_doctor.toolkit.gpu.ends import certainty_of, is_gone
 from nccl_doctor.toolkit.gpu.nvml import STEP
 
@@ -65,7 +65,9 @@ def unless_serviced(found: Finding, facts: Mapping[str, Any]) -> Finding:
     `facts` are those of `gpu_state` on its host, empty if there are none.
     """
     names = facts.get("in_service") or ()
-    if not (names and found.kind.drains and found.confidence is Confidence.CERTAIN):
+    if not (
+        names and Effect.DRAINS in found.kind.effects and found.confidence is Confidence.CERTAIN
+    ):
         return found
     return found.replaced(
         message=f"{found.message}; but right now somebody works on the GPUs: {', '.join(names)}",

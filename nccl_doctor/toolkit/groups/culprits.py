@@ -9,6 +9,7 @@ from typing import Any
 from nccl_doctor.model.cluster import Evidence, OutcomeStatus
 from nccl_doctor.model.findings import (
     Confidence,
+    Effect,
     Finding,
     Round,
     Severity,
@@ -256,7 +257,7 @@ def _group_finding(attempt: Attempt, again: Attempt | None) -> Finding:
             what_they_did(attempt),
             fix=meaning.ask if meaning else "",
             confidence=Confidence.LIKELY if few else Confidence.POSSIBLE,
-            timed_out=all(ran_out_of_time(m.outcome) for m in own),
+            effects=(Effect.TIMED_OUT,) if all(ran_out_of_time(m.outcome) for m in own) else (),
         )
     flaky = again is not None and again.is_good
     first = attempt.stuck[0].outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nccl_doctor.model.commands import shell
-from nccl_doctor.model.findings import Kind, Layer
+from nccl_doctor.model.findings import Effect, Kind, Layer
 from nccl_doctor.model.fixes import Fix, On, Step, look
 
 _LONG_WAIT = "the job would wait in its first collective until the time-out of the process group"
@@ -24,7 +24,7 @@ INIT_HANG = Kind(
     "Forming a process group never ends",
     "some member cannot be reached or never arrives; the others wait until the group's time-out",
     "look at the ranks that never entered, then at the network between the hosts of the group",
-    by_deadline=True,
+    effects=(Effect.TIMED_OUT,),
 )
 HANG = Kind(
     "collective-hang",
@@ -32,7 +32,7 @@ HANG = Kind(
     "A collective never ends",
     _LONG_WAIT,
     "look at the ranks that never entered, then at the network between the hosts of the group",
-    by_deadline=True,
+    effects=(Effect.TIMED_OUT,),
 )
 FAILED = Kind(
     "collective-failed",
@@ -59,8 +59,7 @@ FROZEN = Kind(
             note="if its state is T (stopped); D waits in the kernel: see its stack",
         )
     ),
-    by_deadline=True,
-    of_one=True,
+    effects=(Effect.TIMED_OUT, Effect.ONE_PROCESS),
 )
 NOT_STARTED = Kind(
     "gpu-not-started",
@@ -72,7 +71,7 @@ NOT_STARTED = Kind(
         Step(shell("nvidia-smi -pm 1"), note="as root; the driver then stays up between processes"),
         alternatives=["if it is on already: look for Xid and NVRM in the kernel log"],
     ),
-    by_deadline=True,
+    effects=(Effect.TIMED_OUT,),
 )
 CRASHED = Kind(
     "rank-crashed",
@@ -84,7 +83,7 @@ CRASHED = Kind(
         alternatives=["other signals: see the stack in the evidence"],
     ),
 )
-KILLED = replace(CRASHED, of_one=True)
+KILLED = replace(CRASHED, effects=(*CRASHED.effects, Effect.ONE_PROCESS))
 """The same of a rank that ended by a signal of somebody else; it died of no setting."""
 DEVICE_ID_HANG = Kind(
     "device-id-multi-group-hang",
@@ -93,7 +92,7 @@ DEVICE_ID_HANG = Kind(
     "with a device_id, every later group is a split of the default group that all its ranks "
     "must join; if some ranks never do, the job stops there until the process group's time-out",
     "form the default group without device_id before anything else does (torch before 2.15)",
-    by_deadline=True,
+    effects=(Effect.TIMED_OUT,),
 )
 ONCE = {
     "title": "A group failed or hung once, and worked when it was tried again",

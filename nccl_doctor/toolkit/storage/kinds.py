@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nccl_doctor.model.commands import shell
-from nccl_doctor.model.findings import Kind, Layer, Severity
+from nccl_doctor.model.findings import Effect, Kind, Layer, Severity
 from nccl_doctor.model.fixes import Fix, Step, look
 
 _JOB = "The job reads or writes there: a checkpoint, data, a cache."
@@ -13,7 +13,7 @@ def path_kind(
     code: str, title: str, why: str, fix: str, severity: Severity = Severity.FAIL
 ) -> Kind:
     """A kind of a fault that only the job itself feels."""
-    return Kind(code, Layer.HOST, title, why, fix, severity, later=True)
+    return Kind(code, Layer.HOST, title, why, fix, severity, effects=(Effect.JOB_ONLY,))
 
 
 MISSING = path_kind(
