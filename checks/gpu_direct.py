@@ -224,7 +224,7 @@ def _missing(seen: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
 
 
 def _wants(facts: Mapping[str, Any]) -> bool:
-    """Whether GPUDirect RDMA is expected here; LOC turns it off on purpose."""
+    """True if GPUDirect RDMA is expected here; LOC turns it off on purpose."""
     toys = bool(facts["models"]) and all("GeForce" in model for model in facts["models"])
     return bool(facts["verbs"]) and facts["level"].upper() not in ("LOC", "0") and not toys
 
@@ -284,7 +284,7 @@ _HAS_NONE = ("NOT_SUPPORTED", "INVALID_ARGUMENT")
 
 
 def _joined_by_pcie(cluster: Cluster, host: Host) -> bool:
-    """Whether a host has several GPUs without NVLink, as check `gpu_state` saw it."""
+    """True if a host has several GPUs without NVLink, as check `gpu_state` saw it."""
     for _, facts in cluster.facts_on("gpu_state", host):
         gpus = facts["gpus"]
         return len(gpus) > 1 and all(_has_no_nvlink(gpu) for gpu in gpus)
@@ -292,7 +292,7 @@ def _joined_by_pcie(cluster: Cluster, host: Host) -> bool:
 
 
 def _copies_arrive(cluster: Cluster, host: Host) -> bool:
-    """Whether ranks of a host copied from GPU to GPU (check `gpu_work`), and all data arrived."""
+    """True if ranks of a host copied from GPU to GPU (check `gpu_work`), and all data arrived."""
     ends = [item.outcome for item in cluster.evidence_on("gpu_work", host)]
     if any(end.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED) for end in ends):
         return False

@@ -235,7 +235,7 @@ def _inode(path: Path) -> int | None:
 
 
 def _root_is_an_image(root: Path) -> bool:
-    """Whether the root file system is an image: its machine id is the same on every host."""
+    """True if the root file system is an image: its machine id is the same on every host."""
     try:
         roots = [mount.kind for mount in mounts(root) if mount.folder == "/"]
     except OSError:

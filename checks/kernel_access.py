@@ -177,7 +177,7 @@ def _name(number: int) -> str:
 
 
 def _is_readable(file: Path) -> bool:
-    """Whether a file can be read; not all of it, as the table of sockets may be large."""
+    """True if a file can be read; not all of it, as the table of sockets may be large."""
     try:
         with file.open("rb", buffering=0) as opened:
             return bool(opened.read(64))

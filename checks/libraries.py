@@ -202,7 +202,7 @@ def _version(path: str) -> str | None:
 
 
 def _is_nccl(library: Library) -> bool:
-    """Whether it is a library of NCCL, which other checks judge."""
+    """True if it is a library of NCCL, which other checks judge."""
     return library["library"] in NCCL_LIBRARIES
 
 
@@ -246,7 +246,7 @@ def _overwritten(libraries: Iterable[Library]) -> Iterator[Finding]:
 
 
 def _same(one: str, other: str | None) -> bool:
-    """Whether two versions agree in the parts that both have."""
+    """True if two versions agree in the parts that both have."""
     mine, theirs = release(one), release(other)
     shorter = min(len(mine), len(theirs))
     return mine[:shorter] == theirs[:shorter]

@@ -398,7 +398,7 @@ def _stack(cluster: Cluster, rank: Rank, limit: int | None) -> Iterator[Finding]
 
 
 def _is_large(cluster: Cluster, rank: Rank) -> bool:
-    """Whether NVLink joins the GPUs of this host to those of others."""
+    """True if NVLink joins the GPUs of this host to those of others."""
     return any(
         name in (gpu.get("name") or "")
         for _, facts in cluster.facts_on("gpu_state", rank.host)

@@ -183,7 +183,7 @@ class Loss(Check):
 
 
 def _stops_jobs(cluster: Cluster) -> bool:
-    """Whether a rank was not heard, or a group of living ranks did not come to its end."""
+    """True if a rank was not heard, or a group of living ranks did not come to its end."""
     silent = (
         item.outcome.status is OutcomeStatus.SILENT
         for check in (*_TRIED, Loss.name, "firewall")

@@ -142,7 +142,7 @@ def _kept_out(cluster: Cluster, door: ShutDoor) -> tuple[Rank, ...]:
 
 
 def _somebody_did_not_knock(cluster: Cluster, theirs: Mapping[str, Any]) -> bool:
-    """Whether a rank is missing without a report of how MASTER_PORT answered it."""
+    """True if a rank is missing without a report of how MASTER_PORT answered it."""
     out = {host.id for host in cluster.present_hosts if not host.joined}
     knocked = {
         rank.host.id

@@ -206,7 +206,7 @@ def _runtime(cluster: Cluster, host: Host, own: str, net: str) -> str:
 def _can_be_reached(
     cluster: Cluster, master: Host, own: str, others: Sequence[Sequence[Sequence[str]]]
 ) -> bool:
-    """Whether any other host is in the network of the address, or found a route to it."""
+    """True if any other host is in the network of the address, or found a route to it."""
     address = ipaddress.ip_address(own)
     beside = any(
         address in ipaddress.ip_network(net) for networks in others for _, _, net in networks

@@ -166,7 +166,7 @@ class NumaCalls(Check):
 
 
 def _crashes(driver: int | None) -> bool:
-    """Whether a branch of the driver ends the process that requests memory of an empty node."""
+    """True if a branch of the driver ends the process that requests memory of an empty node."""
     return any(
         known.condition == EMPTY_NODE and known.has(str(driver or 0))
         for known in known_faults("driver")

@@ -143,7 +143,7 @@ def _uid(root: Path) -> int | None:
 
 
 def _in_session(root: Path) -> bool | None:
-    """Whether the control group of this process is in a user's slice; None if it is not known."""
+    """True if the control group of this process is in a user's slice; None if it is not known."""
     text = _text(root / "proc/self/cgroup")
     groups = [line.split(":", 2)[-1] for line in text.splitlines()]
     # `/` is all that a container sees of its group.

@@ -207,7 +207,7 @@ class RendezvousEndpoint(Check):
 
 
 def _dies(facts: Mapping[str, Any]) -> bool:
-    """Whether the agent fails to look up its own name, and needs to: with is_host, or for an
+    """True if the agent fails to look up its own name, and needs to: with is_host, or for an
     endpoint of localhost, of a loopback address or of the very host name, it knows before.
     """
     knows = facts["told"] is not None or facts["serves"] or facts["own"]

@@ -225,7 +225,7 @@ def _good(port: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Mapping[str
 
 
 def _meant(facts: Mapping[str, Any]) -> bool:
-    """Whether the user chose link-local addresses, by NCCL_IB_ADDR_RANGE."""
+    """True if the user chose link-local addresses, by NCCL_IB_ADDR_RANGE."""
     return bool(facts["subnet"].startswith("169.254."))
 
 
@@ -284,7 +284,7 @@ def _kind(pick: PickedGid, facts: Mapping[str, Any]) -> str:
 
 
 def _is_known(kinds: Mapping[str, frozenset[str]], sound: Collection[str]) -> bool:
-    """Whether some hosts, but not all, use the kind that NCCL looks for, and it is one kind."""
+    """True if some hosts, but not all, use the kind that NCCL looks for, and it is one kind."""
     return 0 < len(sound) < len(kinds) and len({kinds[host] for host in sound}) == 1
 
 
@@ -293,7 +293,7 @@ def _is_chosen(
     kinds: Mapping[str, frozenset[str]],
     usual: frozenset[str] | None,
 ) -> bool:
-    """Whether most hosts use one kind although they have the usual one as well: on purpose."""
+    """True if most hosts use one kind although they have the usual one as well: on purpose."""
     most = [host for host in kinds if kinds[host] == usual]
     return (
         usual is not None

@@ -90,7 +90,7 @@ class _Told(NamedTuple):
 
     @property
     def stays_inside(self) -> bool:
-        """Whether it is an address that leads every host to itself."""
+        """True if it is an address that leads every host to itself."""
         if not self.address:
             return False
         ip = ipaddress.ip_address(self.address)

@@ -139,7 +139,7 @@ def _accelerators(root: Path) -> Iterator[str]:
 
 
 def _is_hidden(root: Path, bus: str | None) -> bool:
-    """Whether this container was not given the render node of a GPU; /sys shows all the same."""
+    """True if this container was not given the render node of a GPU; /sys shows all the same."""
     nodes = [path.name for path in (root / f"sys/bus/pci/devices/{bus}/drm").glob("renderD*")]
     return bool(nodes) and not any((root / "dev/dri" / name).exists() for name in nodes)
 

@@ -75,12 +75,12 @@ class Trouble:
 
 
 def is_readable(gpu: Gpu) -> bool:
-    """Whether the driver answers for this GPU."""
+    """True if the driver answers for this GPU."""
     return "name" in gpu and not (gpu.get("wedged") or gpu.get("raised"))
 
 
 def is_held_by_any(gpu: Gpu) -> bool:
-    """Whether its reader ended in a call about all GPUs: any of them may be the reason."""
+    """True if its reader ended in a call about all GPUs: any of them may be the reason."""
     return str((gpu.get("wedged") or {}).get("call", "")).startswith(_OF_ALL)
 
 

@@ -135,7 +135,7 @@ class _Users:
         return list(found.values())
 
     def is_foreign(self, gpu: Gpu) -> bool:
-        """Whether surely no rank takes it; one that does not answer is never foreign."""
+        """True if surely no rank takes it; one that does not answer is never foreign."""
         return self.complete and is_readable(gpu) and not self.of(gpu)
 
 

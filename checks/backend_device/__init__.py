@@ -314,7 +314,7 @@ def _wedged(
 
 
 def _sleeps(seen: Mapping[str, Any]) -> bool:
-    """Whether a GPU has no persistence mode, by what `gpu_state` saw of its host."""
+    """True if a GPU has no persistence mode, by what `gpu_state` saw of its host."""
     return any(gpu.get("persistence") == 0 for gpu in seen.get("gpus", ()))
 
 
@@ -364,7 +364,7 @@ def _backend(cluster: Cluster, one: SeenByRank, elsewhere: bool) -> Finding | No
 
 
 def _should_have_gpus(cluster: Cluster, one: SeenByRank, elsewhere: bool) -> bool:
-    """Whether a host without a visible GPU should have some: as the configuration says, or other
+    """True if a host without a visible GPU should have some: as the configuration says, or other
     hosts have (`elsewhere`), or the scheduler gave it some.
     """
     given = {name: one.rank.env.get(name, "") for name in _GIVEN}
@@ -475,7 +475,7 @@ def _too_few(cluster: Cluster, mine: Sequence[SeenByRank], gpus: int) -> Finding
 
 
 def _are_apart(mine: Iterable[SeenByRank]) -> bool:
-    """Whether ranks of one host were given GPUs of their own, and do not see those of others."""
+    """True if ranks of one host were given GPUs of their own, and do not see those of others."""
     return len({one.sees for one in mine if one.sees}) > 1
 
 

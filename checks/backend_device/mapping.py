@@ -148,14 +148,14 @@ class SeenByRank(NamedTuple):
 
     @property
     def has_local_rank(self) -> bool:
-        """Whether LOCAL_RANK is in the environment of the program."""
+        """True if LOCAL_RANK is in the environment of the program."""
         launch = self.rank.launch
         by_launch = launch is not None and launch.sources.get("local_rank") == "LOCAL_RANK"
         return "LOCAL_RANK" in self.rank.env or by_launch
 
 
 def sharing_is_meant(ranks: Sequence[Rank]) -> bool:
-    """Whether a setting allows several ranks to use one GPU."""
+    """True if a setting allows several ranks to use one GPU."""
     allowed = all(rank.env.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" for rank in ranks)
     ids = {rank.env["NCCL_HOSTID"] for rank in ranks if "NCCL_HOSTID" in rank.env}
     return allowed or len(ids) == len(ranks)
@@ -301,7 +301,7 @@ def _guess(
 
 
 def _binds(one: SeenByRank) -> bool:
-    """Whether init_process_group("nccl") chooses a GPU by itself."""
+    """True if init_process_group("nccl") chooses a GPU by itself."""
     return process_group(one.facts["torch"], one.rank.env.get(USE_NCCL2)) == "nccl2"
 
 

@@ -242,7 +242,7 @@ def _limit(reports: Iterable[Mapping[str, Any]]) -> float:
 
 
 def _uses_c10d(ctx: Context) -> bool:
-    """Whether the launch uses c10d: by torchrun's options in the environment or command line, or,
+    """True if the launch uses c10d: by torchrun's options in the environment or command line, or,
     with our own launcher, by a node rank that was assigned and not given by the user.
     """
     if rendezvous_of(ctx.job, ctx.env).backend.lower() == "c10d":

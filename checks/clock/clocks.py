@@ -115,7 +115,7 @@ def _between(of: int, to: int, reports: Reports) -> Offset | None:
 
 
 def clock_is_synchronized() -> bool | None:
-    """Whether the kernel's clock is synchronized; None if not known."""
+    """True if the kernel's clock is synchronized; None if not known."""
     try:
         adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex
     except (OSError, AttributeError):

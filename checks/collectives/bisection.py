@@ -210,7 +210,7 @@ class Level:
     # -- what it comes to -----------------------------------------------------------------------
 
     def is_bad(self, unit: int) -> bool:
-        """Whether a unit fails with several that work with others, and was never seen to work."""
+        """True if a unit fails with several that work with others, and was never seen to work."""
         return unit not in self.works and len(self.pairs[unit] & self.works) >= _WITNESSES
 
     def blame(self) -> Iterator[tuple[tuple[int, ...], Confidence]]:

@@ -51,7 +51,7 @@ Attempts = Mapping[str, Sequence[Attempt]]
 
 
 def is_isolated(cluster: Cluster, attempts: Attempts) -> bool:
-    """Whether the group of all ranks failed so that only smaller groups can show the reason."""
+    """True if the group of all ranks failed so that only smaller groups can show the reason."""
     found = attempts.get(WORLD, ())
     if not cluster.complete or len(found) != 1 or len(found[0].members) < 2:
         return False
@@ -246,7 +246,7 @@ def _findings(cluster: Cluster, attempts: Attempts, verdict: Verdict) -> Iterato
 
 
 def _timed_out(attempt: Attempt) -> bool:
-    """Whether each error of a failed attempt only shows that something took too long."""
+    """True if each error of a failed attempt only shows that something took too long."""
     return attempt.is_failed and all(ran_out_of_time(m.outcome) for m in attempt.raised)
 
 

@@ -63,7 +63,7 @@ class Culprit:
 
     @property
     def is_link(self) -> bool:
-        """Whether it is a link between two places."""
+        """True if it is a link between two places."""
         return len(self.places) == 2
 
 

@@ -308,7 +308,7 @@ def _held_low(rank: Rank, low: Sequence[Mapping[str, Any]]) -> Finding:
 
 
 def _is_pinned(cluster: Cluster) -> bool:
-    """Whether the environment sets the same choice on all ranks."""
+    """True if the environment sets the same choice on all ranks."""
     return any(
         all(len({rank.env.get(name) for rank in cluster.present}) == 1 for name in names)
         and all(rank.env.get(name) for rank in cluster.present for name in names)

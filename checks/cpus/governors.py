@@ -52,7 +52,7 @@ def read_governors(cpus: Iterable[int], root: Path = Path("/")) -> dict[str, Any
 
 
 def holds_low(clock: Mapping[str, Any]) -> bool:
-    """Whether `powersave`, by these facts, keeps its CPUs well below their highest clock."""
+    """True if `powersave`, by these facts, keeps its CPUs well below their highest clock."""
     if "powersave" not in clock["governors"]:
         return False
     if clock["driver"].replace("_", "-") not in _GENERIC:

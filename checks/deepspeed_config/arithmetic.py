@@ -194,7 +194,7 @@ def _batch(settings: Settings, shape: Shape) -> Iterator[Problem]:
 def fits(
     train: int, micro: int | None, steps: int | None, ranks: int, *, open_ended: bool = False
 ) -> bool:
-    """Whether DeepSpeed accepts these for `ranks` ranks; None stands for a value not given.
+    """True if DeepSpeed accepts these for `ranks` ranks; None stands for a value not given.
 
     `open_ended`: a framework will set what is missing, so it is enough that some number fits.
     """

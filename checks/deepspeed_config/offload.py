@@ -47,7 +47,7 @@ def nvme_paths(settings: Settings) -> list[str]:
 
 
 def offloads(settings: Settings) -> bool:
-    """Whether anything goes to the CPU or to NVMe, so that hosts must be examined."""
+    """True if anything goes to the CPU or to NVMe, so that hosts must be examined."""
     return bool(settings.stage and (settings.offload("param") or settings.offload("optimizer")))
 
 

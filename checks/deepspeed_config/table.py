@@ -109,7 +109,7 @@ class Settings:
         return value
 
     def is_on(self, path: str) -> bool:
-        """Whether a switch is on; values that a framework fills in count as off."""
+        """True if a switch is on; values that a framework fills in count as off."""
         value = self.get(path)
         return value is True or (type(value) is int and value == 1) or _says_yes(value)
 
@@ -133,11 +133,11 @@ class Settings:
         return "cpu" if self.is_on(f"zero_optimization.{old}") else ""
 
     def reaches(self, version: str) -> bool | None:
-        """Whether DeepSpeed is this version or newer, on all hosts; None where none has it."""
+        """True if DeepSpeed is this version or newer, on all hosts; None where none has it."""
         return self._versions[0] >= version_tuple(version) if self._versions else None
 
     def outdates(self, version: str) -> bool:
-        """Whether a host's DeepSpeed is newer than this version."""
+        """True if a host's DeepSpeed is newer than this version."""
         return bool(self._versions) and self._versions[-1] > version_tuple(version)
 
 

@@ -107,7 +107,7 @@ def _bound(attempts: Sequence[Attempt], world_size: int) -> dict[int, bool]:
 
 
 def _kept(wrapped: Sequence[Attempt]) -> bool | None:
-    """Whether DeepSpeed kept the default group that torch had formed, None where unknown."""
+    """True if DeepSpeed kept the default group that torch had formed, None where unknown."""
     said = [m.outcome.facts.get("kept") for attempt in wrapped for m in attempt.members]
     seen = [each for each in said if each is not None]
     return all(seen) if seen else None
@@ -164,7 +164,7 @@ def _finding(
 
 
 def _formed_one(cluster: Cluster, seen: Binding) -> bool:
-    """Whether a side group worked here beside a default group that was bound in the same way."""
+    """True if a side group worked here beside a default group that was bound in the same way."""
     variant = "unbound" if TORCH in seen.by else "bound"
     found = attempts_of(cluster, "side_group").get(variant, ())
     said = [m.outcome.facts.get("bound_device_id") for a in found for m in a.members]

@@ -187,7 +187,7 @@ class DeviceMesh(Check):
 
 
 def _knows_size(cluster: Cluster) -> bool:
-    """Whether the expected number of ranks is known: a launch states it, or all ranks signed in."""
+    """True if the expected number of ranks is known: a launch states it, or all ranks signed in."""
     claims = (rank.launch.world_size for rank in cluster.present if rank.launch)
     return cluster.complete or cluster.world_size in claims
 

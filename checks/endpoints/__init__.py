@@ -228,7 +228,7 @@ def _start(endpoint: str, owner: int | None, seat: int, own: Sequence[str]) -> d
 
 
 def _own_port(ctx: Context, port: int) -> dict[str, Any]:
-    """Whether a service could listen on a port of this host, as services do: on every address."""
+    """True if a service could listen on a port of this host, as services do: on every address."""
     ctx.breadcrumb("binding the port of an endpoint", port=port)
     error = _bind_error(port)
     facts = {

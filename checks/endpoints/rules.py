@@ -255,7 +255,7 @@ class Endpoints:
         return _Rule()
 
     def _are_read(self, endpoint: str, failed: Mapping[int, Facts]) -> bool:
-        """Whether the rules of the callers are known: else it may be they that drop the answers."""
+        """True if the rules of the callers are known: else it may be they that drop the answers."""
         looked = (self._rules.get((seat, endpoint)) for seat in sorted(failed)[:_SAMPLES])
         return all(rules and rules["readable"] for rules in looked)
 

@@ -82,7 +82,7 @@ def _usual(seen: Seen, seats: set[int], name: str) -> View | None:
 
 
 def _is_as_usual(seen: Seen, seats: set[int], name: str, text: str | None) -> bool:
-    """Whether a variable then means what it means to the other ranks."""
+    """True if a variable then means what it means to the other ranks."""
     good, row = _usual(seen, seats, name), table().variables.get(name)
     if good is None or row is None or text is None:
         return False

@@ -44,7 +44,7 @@ class _FileDesk(Desk):
         return {"digest": hashlib.sha256(text).hexdigest()[:12], **said}
 
     def _write(self) -> Mapping[str, Any]:
-        """Whether a file may be made or written there; nothing is."""
+        """True if a file may be made or written there; nothing is."""
         folder = os.path.dirname(self._path) or os.curdir
         if not stat.S_ISDIR(os.stat(folder).st_mode):
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))

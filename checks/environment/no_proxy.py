@@ -1,4 +1,4 @@
-"""Whether programs would use a proxy for an address, by http_proxy and no_proxy. Pure."""
+"""True if programs would use a proxy for an address, by http_proxy and no_proxy. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NO_PROXY = "no_proxy"
 
 
 def is_proxied(env: Mapping[str, str]) -> bool:
-    """Whether programs that obey proxy variables would use a proxy for MASTER_ADDR.
+    """True if programs that obey proxy variables would use a proxy for MASTER_ADDR.
 
     Each library reads no_proxy in its own way: an exception for any of them counts.
     """
@@ -30,7 +30,7 @@ def _is_local(host: str) -> bool:
 
 
 def _excepts(entry: str, host: str) -> bool:
-    """Whether one entry of no_proxy matches the host: a name, a domain, an address, a subnet."""
+    """True if one entry of no_proxy matches the host: a name, a domain, an address, a subnet."""
     if entry == "*":
         return True
     if "/" in entry:

@@ -97,7 +97,7 @@ class View:
         return None if value in (None, MASK, SET) else str(value)
 
     def is_set(self, name: str) -> bool:
-        """Whether it is set, whatever the value."""
+        """True if it is set, whatever the value."""
         return name in self._settings
 
     def meaning(self, name: str) -> str | None:
@@ -184,12 +184,12 @@ class View:
         return version_tuple(self.facts.get("torch" if library == "gloo" else library))
 
     def is_older(self, library: str, version: str) -> bool:
-        """Whether the library in use is known to be older than that."""
+        """True if the library in use is known to be older than that."""
         mine, other = self.version(library), version_tuple(version)
         return bool(mine and other) and mine[: len(other)] < other
 
     def is_newer(self, library: str, version: str) -> bool:
-        """Whether the library in use is known to be newer than that."""
+        """True if the library in use is known to be newer than that."""
         mine, other = self.version(library), version_tuple(version)
         return bool(mine and other) and mine[: len(other)] > other
 

@@ -313,11 +313,11 @@ class _Matrix:
         return (*self.sorted.failed, *lost, *calls_cut_short(self.calls).values())
 
     def is_down(self, call: PeerCall) -> bool:
-        """Whether the interface that was called is down on its own host."""
+        """True if the interface that was called is down on its own host."""
         return (call.listener, call.interface) in self.down
 
     def is_filtered(self, call: PeerCall) -> bool:
-        """Whether the reverse path filter of the host that was called drops such calls."""
+        """True if the reverse path filter of the host that was called drops such calls."""
         return (call.listener, call.address) in self.filtered
 
     def names(self, seats: Iterable[int]) -> tuple[str, ...]:

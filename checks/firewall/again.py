@@ -65,6 +65,6 @@ def latest_calls(cluster: Cluster, again: Reports) -> tuple[Sequence[PeerCall], 
 
 
 def was_open(pairs: Iterable[tuple[int, int]], again: Reports) -> bool:
-    """Whether these ordered pairs of hosts had reached each other as the run began."""
+    """True if these ordered pairs of hosts had reached each other as the run began."""
     anew = {rank.seat for rank, _ in again}
     return all(anew.issuperset(pair) for pair in pairs)

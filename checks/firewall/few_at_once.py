@@ -124,7 +124,7 @@ def few_at_once(
 
 
 def _is_enough(call: PeerCall, ranks: Mapping[int, int] | None) -> bool:
-    """Whether a job of gloo gets by: each pair of ranks has one connection in each group."""
+    """True if a job of gloo gets by: each pair of ranks has one connection in each group."""
     stood, _ = call.shortfall or (0, 0)
     return ranks is not None and stood >= _GROUPS * ranks[call.caller] * ranks[call.listener]
 

@@ -27,7 +27,7 @@ def seen_addresses(calls: Iterable[PeerCall]) -> dict[int, str]:
 
 
 def is_inside(address: str) -> bool:
-    """Whether no packet of another machine comes from an address: from loopback, or from those of
+    """True if no packet of another machine comes from an address: from loopback, or from those of
     IPv6 that begin with 96 zeros. A proxy of Istio calls its pod from 127.0.0.6 or ::6.
     """
     try:
@@ -38,7 +38,7 @@ def is_inside(address: str) -> bool:
 
 
 def is_translated(failed: Iterable[PeerCall], seen: Mapping[int, str]) -> bool:
-    """Whether all of these calls, which failed, were to hosts behind an address translation."""
+    """True if all of these calls, which failed, were to hosts behind an address translation."""
     return all(call.listener in seen for call in failed)
 
 

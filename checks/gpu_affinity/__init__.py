@@ -92,7 +92,7 @@ def _on_node(node: int) -> Fix:
 
 
 _DOWN = {False: "rdma-port-down", True: "rdma-port-unconfigured"}
-"""Whether a port waits for a subnet manager → code by which check `rdma` names it."""
+"""True if a port waits for a subnet manager → code by which check `rdma` names it."""
 
 
 class GpuAffinityFacts(TypedDict):

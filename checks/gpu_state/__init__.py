@@ -123,7 +123,7 @@ class GpuState(Check):
 
 
 def _is_p2p_off(settings: Mapping[str, Any]) -> bool:
-    """Whether NCCL is set not to copy directly: level LOC or 0 means NCCL_P2P_DISABLE=1."""
+    """True if NCCL is set not to copy directly: level LOC or 0 means NCCL_P2P_DISABLE=1."""
     disable, level = settings.get("NCCL_P2P_DISABLE"), settings.get("NCCL_P2P_LEVEL")
     return bool(disable and disable.value == "1") or bool(level and level.value in ("LOC", "0"))
 

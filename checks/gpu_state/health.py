@@ -166,7 +166,7 @@ def _wedged(gpu: Gpu, host: HostGpus, xids: Sequence[Mapping[str, Any]]) -> Iter
 
 
 def _others_run(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
-    """Whether a process that read another GPU was late too, and not in uninterruptible sleep: it
+    """True if a process that read another GPU was late too, and not in uninterruptible sleep: it
     may hold the driver's lock, for example to wake GPUs one after the other.
     """
     stuck = [other["wedged"] for other in gpus if other is not gpu and other.get("wedged")]
@@ -174,7 +174,7 @@ def _others_run(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
 
 
 def _is_confirmed(xids: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the kernel log has an Xid of this GPU after which it cannot be used."""
+    """True if the kernel log has an Xid of this GPU after which it cannot be used."""
     rows = (xid_of(seen["xid"]) for seen in xids if not asks_for_nothing(seen))
     return any(row is not None and row.severity is Severity.FAIL for row in rows)
 

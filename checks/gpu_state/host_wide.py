@@ -179,7 +179,7 @@ def _unsupported(host: HostGpus, copying: Callable[[], Copying | None]) -> Itera
 
 @functools.lru_cache
 def _is_without(model: str) -> bool:
-    """Whether a model is in the table of those without P2P over PCIe."""
+    """True if a model is in the table of those without P2P over PCIe."""
     return any(name.fullmatch(model) for name in _without())
 
 

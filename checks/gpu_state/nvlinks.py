@@ -80,12 +80,12 @@ _COUNTED = {
 
 
 def is_registered(fabric: Mapping[str, Any] | None) -> bool:
-    """Whether the GPU has its place in the NVLink fabric."""
+    """True if the GPU has its place in the NVLink fabric."""
     return fabric is not None and fabric["state"] == "COMPLETED" and not fabric["status"]
 
 
 def is_cut_off(fabric: Mapping[str, Any] | None) -> bool:
-    """Whether the fabric reports, now, less bandwidth or unhealthy routes for a registered GPU."""
+    """True if the fabric reports, now, less bandwidth or unhealthy routes for a registered GPU."""
     if not fabric or not is_registered(fabric):
         return False
     mask = fabric.get("health_mask") or 0
@@ -200,13 +200,13 @@ def c2c_troubles(gpu: Gpu, peers: Peers) -> Iterator[Trouble]:
 
 
 def _same_c2c(gpu: Gpu, peers: Peers) -> bool:
-    """Whether all GPUs of a model have the same links: some models use fewer."""
+    """True if all GPUs of a model have the same links: some models use fewer."""
     gpus = peers.gpus
     return len(gpus) > 1 and all(other.get("c2c") == gpu.get("c2c") for other in gpus)
 
 
 def _is_of_model(gpu: Gpu, peers: Peers) -> bool:
-    """Whether all GPUs of a model have the same links: some models use fewer."""
+    """True if all GPUs of a model have the same links: some models use fewer."""
     gpus = peers.gpus
     return len(gpus) > 1 and all(other["nvlinks"] == gpu["nvlinks"] for other in gpus)
 

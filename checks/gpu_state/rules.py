@@ -106,7 +106,7 @@ def _weighed(cluster: Cluster, finding: Finding) -> Finding:
 
 
 def _cuda_too(cluster: Cluster, host: Host) -> bool:
-    """Whether CUDA did not start, because of the driver: `backend_device` reports it, with the
+    """True if CUDA did not start, because of the driver: `backend_device` reports it, with the
     ranks.
     """
     return any(

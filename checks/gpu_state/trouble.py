@@ -25,5 +25,5 @@ class Trouble:
 
 
 def is_readable(gpu: Gpu) -> bool:
-    """Whether the driver answers for this GPU."""
+    """True if the driver answers for this GPU."""
     return "uuid" in gpu and not gpu["lost"] and not (gpu.get("wedged") or gpu.get("raised"))

@@ -97,7 +97,7 @@ class Users:
 
     @cached_property
     def _are_known(self) -> bool:
-        """Whether the GPU of every expected rank of the host is known."""
+        """True if the GPU of every expected rank of the host is known."""
         known = {rank.seat for gpu in self.gpus for rank in self.of(gpu)}
         ranks = self.cluster.ranks_on(self.host)
         most = max((rank.launch.local_world_size or 0 for rank in ranks if rank.launch), default=0)

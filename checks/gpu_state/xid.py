@@ -31,7 +31,7 @@ def xid_of(number: int) -> Xid | None:
 
 
 def asks_for_nothing(seen: Mapping[str, Any]) -> bool:
-    """Whether the text of an Xid shows that it is over, or that the link still works.
+    """True if the text of an Xid shows that it is over, or that the link still works.
 
     154 is written whenever the action that the driver asks for changes, also back to none; the text
     of 144 to 150 shows whether they were fatal.

@@ -76,7 +76,7 @@ def operands(size: int, dtype: Any) -> tuple[Any, Any, Any]:
 
 
 def is_gpu_error(error: BaseException) -> bool:
-    """Whether a RuntimeError of torch comes from the device, and not from a mistake in a call."""
+    """True if a RuntimeError of torch comes from the device, and not from a mistake in a call."""
     text = str(error).lower()
     return re.search(r"(cuda|hip)( \w+)? (error|out of memory)|(cu|roc|hip)blas", text) is not None
 

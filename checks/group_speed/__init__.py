@@ -144,7 +144,7 @@ _LIMIT_S = {Level.STANDARD: 1.5, Level.FULL: 15.0}
 
 
 def _compares_hosts(cluster: Cluster, hosts: int) -> bool:
-    """Whether the groups inside of hosts are timed: not over gloo, with nothing to compare with."""
+    """True if the groups inside of hosts are timed: not over gloo, with nothing to compare with."""
     least = 2 if cluster.backend == "nccl" or cluster.level is Level.FULL else _COMPARED
     return hosts >= least
 

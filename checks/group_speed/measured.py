@@ -221,7 +221,7 @@ class Measured:
     # What is known of a second try
 
     def is_for_lack_of_cpu(self, seats: Iterable[int], times: float) -> bool:
-        """Whether ranks that took so many times as long as usual may have lacked only CPU time.
+        """True if ranks that took so many times as long as usual may have lacked only CPU time.
 
         The share of the second try in which they ran counts twice, as each pause costs more than
         itself.

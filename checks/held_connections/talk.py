@@ -208,7 +208,7 @@ async def _listen(
 
 
 async def _again(door: ListeningAddress, number: bytes) -> tuple[str, bool | None]:
-    """Whether a new connection works, and whether the lost one had been heard."""
+    """True if a new connection works, and whether the lost one had been heard."""
     try:
         reader, writer = await _introduced(door, NOW, number, 0.0)
     except _Failed as error:

@@ -206,7 +206,7 @@ def _plain(entry: str) -> str:
 
 
 def _is_missing(host: Host, entries: frozenset[str]) -> bool:
-    """Whether a list of addresses has none of this host; with names it cannot be known."""
+    """True if a list of addresses has none of this host; with names it cannot be known."""
     if not host.addresses or any(not _is_address(entry) for entry in entries):
         return False
     return entries.isdisjoint(_plain(address) for address in host.addresses)

@@ -51,7 +51,7 @@ _RAISE = "the larger one on every host, if the switch ports carry it"
 
 
 def uses(cluster: Cluster, library: str) -> bool:
-    """Whether the job's collectives go by the interface of this library."""
+    """True if the job's collectives go by the interface of this library."""
     return ("nccl" in cluster.backend) == library.startswith("nccl")
 
 

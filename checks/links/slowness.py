@@ -221,7 +221,7 @@ def confirm(
 
 
 def _stands_out(pair: Pair, rate: float, controls: Mapping[Pair, float]) -> bool:
-    """Whether a link is slow compared with good links of its ends, measured at the same time.
+    """True if a link is slow compared with good links of its ends, measured at the same time.
 
     Otherwise all links around it have become slow, and that is no fault of this link.
     """
@@ -249,7 +249,7 @@ def _with_cpu(pairs: Set[Pair], best: Measures, first: Measures, second: Measure
 
 
 def _is_the_rule(pairs: Iterable[Pair], slow: Set[Pair], tested: Set[Pair]) -> bool:
-    """Whether more links are slow than good at one of its ends; False with only two hosts."""
+    """True if more links are slow than good at one of its ends; False with only two hosts."""
     good = Counter(role for pair in tested - slow for role in enumerate(pair))
     bad = Counter(role for pair in slow for role in enumerate(pair))
     more_than_two = len({end for pair in tested for end in pair}) > 2

@@ -191,5 +191,5 @@ def _source(answer: str) -> str:
 
 
 def _is_bridged(facts: Mapping[str, Any]) -> bool:
-    """Whether the runtime of a container chose the address that others would use for it."""
+    """True if the runtime of a container chose the address that others would use for it."""
     return bool(facts.get("container") and facts["likely"])

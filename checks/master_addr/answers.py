@@ -109,7 +109,7 @@ class View:
         self.leads_somewhere = bool(self.answers) and not (self.is_digits or self.is_loopback)
         self.is_master = any(other.rank == 0 for other in cluster.ranks_on(rank.host))
         self.got_in = rank.host.joined and not self.is_master
-        """Whether it reached the coordinator through MASTER_ADDR; rank 0 needs not to."""
+        """True if it reached the coordinator through MASTER_ADDR; rank 0 needs not to."""
 
     @property
     def where(self) -> Where:
@@ -124,16 +124,16 @@ class View:
 
     @property
     def meets(self) -> bool:
-        """Whether a store answers at MASTER_ADDR, and it is not one of this host."""
+        """True if a store answers at MASTER_ADDR, and it is not one of this host."""
         last = self.road.get("last") or {}
         return last.get("answer") == "store" and not self.owns(str(last.get("address")))
 
     def owns(self, address: str) -> bool:
-        """Whether an address leads to this host."""
+        """True if an address leads to this host."""
         return address in self.host.addresses or is_loopback(address)
 
     def is_kept_at(self, addresses: Collection[str]) -> bool:
-        """Whether torch does not go on from one of these: another program answers there, or it is
+        """True if torch does not go on from one of these: another program answers there, or it is
         silent for longer than the job waits.
         """
         last = self.road.get("last") or {}
@@ -148,12 +148,12 @@ class View:
         return self.limit_s is not None and self.limit_s < SILENCE_S * len(silent)
 
     def is_told(self) -> bool:
-        """Whether this host was given its node rank, which is else 0."""
+        """True if this host was given its node rank, which is else 0."""
         launch = self.rank.launch
         return launch is not None and launch.sources.get("node_rank") != "default"
 
     def is_elsewhere(self) -> bool:
-        """Whether this host certainly is not rank 0's, by its own launch record."""
+        """True if this host certainly is not rank 0's, by its own launch record."""
         node = self.rank.launch.node_rank if self.rank.launch else None
         first_of_host = self.rank.local_rank == 0 and self.rank.rank
         return not self.is_master and bool(node if node is not None else first_of_host)

@@ -66,7 +66,7 @@ class Feature(NamedTuple):
         return "=".join(self.off)
 
     def may_matter(self, group: Attempt) -> bool:
-        """Whether this feature can be the reason why a group fails."""
+        """True if this feature can be the reason why a group fails."""
         variable, value = self.off
         hosts = {member.rank.host.id for member in group.members}
         is_off = all(member.rank.env.get(variable) == value for member in group.members)
@@ -184,7 +184,7 @@ def _is_fine(attempt: Attempt) -> bool:
 
 
 def _has_failed(attempt: Attempt) -> bool:
-    """Whether an attempt failed though all members took part and none was stopped or killed."""
+    """True if an attempt failed though all members took part and none was stopped or killed."""
     if any(member.outcome.status not in _TRIED for member in attempt.members):
         return False
     killed = any(member.outcome.signal not in _CRASHES for member in attempt.dead)
@@ -194,7 +194,7 @@ def _has_failed(attempt: Attempt) -> bool:
 
 
 def _fails_again(control: Attempt, good: Attempt, limit_s: float) -> bool:
-    """Whether the control failed again; if it only hung, it must have had enough time."""
+    """True if the control failed again; if it only hung, it must have had enough time."""
     if not _has_failed(control):
         return False
     if control.dead or control.has_failed_itself or _wrong(control):

@@ -217,7 +217,7 @@ def _within(address: str, net: ipaddress.IPv4Network | ipaddress.IPv6Network) ->
 
 
 def _one_interface(nics: Mapping[str, Any], called: str, answering: Iterable[str]) -> bool:
-    """Whether one of the interfaces that have the hardware address is the one that was called, or
+    """True if one of the interfaces that have the hardware address is the one that was called, or
     made of it, or a part of it.
     """
     called = called.partition(":")[0]

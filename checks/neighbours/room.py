@@ -1,4 +1,4 @@
-"""Whether the kernel can remember all neighbours that the job gives a host."""
+"""True if the kernel can remember all neighbours that the job gives a host."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def _asked_for(facts: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _wish(facts: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether NCCL_NET names a network that needs a plug-in, and whether one may be used at all."""
+    """True if NCCL_NET names a network that needs a plug-in, and whether one may be used at all."""
     net = facts["net"].lower()
     named = bool(net) and net not in BUILT_IN
     return named, named or (not net and facts["plugin"].lower() != NO_PLUGIN)

@@ -68,7 +68,7 @@ def collnet_asked(settings: Mapping[str, Setting]) -> list[str]:
 
 
 def leaves_only_collnet(algo: str) -> bool:
-    """Whether a value of NCCL_ALGO leaves all-reduce no algorithm but those of CollNet.
+    """True if a value of NCCL_ALGO leaves all-reduce no algorithm but those of CollNet.
 
     A value that NCCL does not understand leaves what it leaves: that is another fault.
     """

@@ -159,7 +159,7 @@ class _Limits:
         self._direct = {rank.host.id: facts for rank, facts in cluster.facts("gpu_direct")}
 
     def is_below(self, lane: RailLane) -> bool:
-        """Whether a lane is below what it gives at the least; False where that is not known."""
+        """True if a lane is below what it gives at the least; False where that is not known."""
         least = self.least(lane)
         big = lane.lane.bytes >= _LEAST_BYTES and not lane.lane.was_busy
         return big and least is not None and lane.lane.busbw < least
@@ -200,7 +200,7 @@ class _Limits:
         return pcie_rate(gpu.state.get("max_pcie_generation"), gpu.state.get("max_pcie_width"))
 
     def _reaches_memory(self, host: int, gpu: OwnGpu) -> bool:
-        """Whether NICs reach the memory of a GPU directly, and by the PCIe of the host itself."""
+        """True if NICs reach the memory of a GPU directly, and by the PCIe of the host itself."""
         if self._direct[host]["road"] == "none":
             return False
         return not gpu.is_passed_through and _TOYS not in gpu.model

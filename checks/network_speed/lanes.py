@@ -65,7 +65,7 @@ class Lanes:
         ]
 
     def were_held(self, names: Iterable[str]) -> bool:
-        """Whether all these rounds are over."""
+        """True if all these rounds are over."""
         return all(name in self._attempts for name in names)
 
     def attempts(self, begin: str) -> Iterator[tuple[Edge, int, Attempt]]:

@@ -43,7 +43,7 @@ _LONGEST = 4096
 
 
 def has_pyverbs() -> bool:
-    """Whether there is a pyverbs that fits this Python; its libraries are not loaded."""
+    """True if there is a pyverbs that fits this Python; its libraries are not loaded."""
     with contextlib.suppress(ImportError, ValueError):
         return importlib.util.find_spec(f"{MODULE}.qp") is not None
     return False

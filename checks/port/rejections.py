@@ -10,7 +10,7 @@ from nccl_doctor.api import Confidence
 
 
 def forbidden_here(last: Mapping[str, Any]) -> bool:
-    """Whether this host's own rules forbid a call, so that no packet has left.
+    """True if this host's own rules forbid a call, so that no packet has left.
 
     EPERM is always local, EACCES in IPv4 too. In IPv6 the kernel also reports EACCES for a firewall
     that answers "administratively prohibited", as firewalld does (net/ipv6/icmp.c).
@@ -21,7 +21,7 @@ def forbidden_here(last: Mapping[str, Any]) -> bool:
 
 
 def rejected_here(last: Mapping[str, Any], own: Collection[str]) -> bool:
-    """Whether a rule of this host answered its own call, by the sender of the ICMP message.
+    """True if a rule of this host answered its own call, by the sender of the ICMP message.
 
     "Host unreachable" from an own address comes from the kernel, where no host has the address.
 

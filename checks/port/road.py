@@ -279,7 +279,7 @@ class _Road:
         return {"port": port, "outcome": call.outcome}
 
     def _host_answers(self) -> bool:
-        """Whether the host that drops or rejects was seen to be up, on another port."""
+        """True if the host that drops or rejects was seen to be up, on another port."""
         return self.neighbour is not None and self.neighbour["outcome"] in ("refused", "connected")
 
     def _final(self) -> str:

@@ -71,7 +71,7 @@ def _provoke(sock: socket.socket, nonce: bytes) -> StoreAnswer:
 
 
 def store_accepts(address: str, port: int, timeout_s: float) -> bool:
-    """Whether a real TCPStore client of this torch can use the service; never raises.
+    """True if a real TCPStore client of this torch can use the service; never raises.
 
     A client waits for its answer without a time-out, so it has its own thread, which is left
     behind if it does not return: call this in a probe child.

@@ -295,5 +295,5 @@ def _apart(
 
 
 def _all_apart(pairs: Iterable[tuple[RailEnd, RailEnd]], rails: Rails) -> bool:
-    """Whether rails of one number are in different networks, which check `rails` reports."""
+    """True if rails of one number are in different networks, which check `rails` reports."""
     return all(rails[a][i]["subnet"] != rails[b][j]["subnet"] for (a, i), (b, j) in pairs)

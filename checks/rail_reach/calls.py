@@ -108,7 +108,7 @@ class RailCall(NamedTuple):
 
     @property
     def is_cross(self) -> bool:
-        """Whether it went from one rail to another."""
+        """True if it went from one rail to another."""
         return self.rails[0] != self.rails[1]
 
     @property
@@ -135,7 +135,7 @@ class RailCall(NamedTuple):
 
     @property
     def is_surely_broken(self) -> bool:
-        """Whether no firewall can be the reason."""
+        """True if no firewall can be the reason."""
         return self.neighbour == "silent" or self.outcome in _BROKEN
 
     def shown(self, labels: Mapping[int, str]) -> dict[str, Any]:

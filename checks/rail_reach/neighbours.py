@@ -1,4 +1,4 @@
-"""Whether a host of the local network answers ARP requests for an IPv4 address.
+"""True if a host of the local network answers ARP requests for an IPv4 address.
 
 Source: proc(5), /proc/net/arp; ATF_COM in the kernel's include/uapi/linux/if_arp.h; arp(7).
 """

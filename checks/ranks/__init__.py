@@ -403,12 +403,12 @@ def _where_node_0_listens(cluster: Cluster, port: int | None) -> str:
 
 
 def _was_kept_out(rank: Rank) -> bool:
-    """Whether its host sent a report of its own, and is judged as a whole."""
+    """True if its host sent a report of its own, and is judged as a whole."""
     return rank.host.reported and not rank.host.joined
 
 
 def _has_room(cluster: Cluster, host: Host) -> bool:
-    """Whether a host has fewer ranks than it should; else an absent rank is not on this host."""
+    """True if a host has fewer ranks than it should; else an absent rank is not on this host."""
     ranks = cluster.ranks_on(host)
     size = ranks[0].launch.local_world_size if ranks and ranks[0].launch else None
     return size is not None and len(ranks) < size

@@ -99,7 +99,7 @@ def kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
 
 
 def _is_open(facts: Mapping[str, Any]) -> bool:
-    """Whether a host reached the store, by the facts of check port."""
+    """True if a host reached the store, by the facts of check port."""
     road = facts.get("knock") or {}
     answers = (road.get("last") or {}).get("answer") == "store"
     return answers and all(outcome != "dropped" for _, outcome in road.get("passed", ()))

@@ -371,7 +371,7 @@ def _fix_of_mixed(seen: Mapping[str, Mapping[str, Any]], places: Iterable[str]) 
 
 
 def _is_down(facts: Mapping[str, Any]) -> bool:
-    """Whether a host has ports that NCCL would use, and none of them is ACTIVE."""
+    """True if a host has ports that NCCL would use, and none of them is ACTIVE."""
     wanted = [port for port in facts["ports"] if port["wanted"]]
     return bool(wanted) and all(port["state"] != "ACTIVE" for port in wanted)
 

@@ -237,7 +237,7 @@ def bundle_of(env: Mapping[str, str]) -> tuple[str, str | None]:
 
 
 def _is_accepted(connected: Callable[[], socket.socket], url: SplitResult) -> bool:
-    """Whether the certificates of the system accept the one of the server."""
+    """True if the certificates of the system accept the one of the server."""
     try:
         with connected() as sock, _secured(sock, url, None):
             return True

@@ -339,7 +339,7 @@ def _joined(cluster: Cluster) -> set[int]:
 
 
 def _is_joined(gpu: Mapping[str, Any]) -> bool:
-    """Whether NVLink connects a GPU to all others: by a fabric, or on an SXM board since A100."""
+    """True if NVLink connects a GPU to all others: by a fabric, or on an SXM board since A100."""
     if (gpu.get("fabric") or {}).get("state") == "COMPLETED":
         return True
     return "SXM" in (gpu.get("name") or "") and sum(gpu.get("nvlinks") or ()) > _LINKS_OF_V100
@@ -374,7 +374,7 @@ def _allocate(folder: Path, size: int) -> str:
 
 
 def _sees_all(proc: Path) -> bool:
-    """Whether this is the first PID namespace of the machine, which holds all processes."""
+    """True if this is the first PID namespace of the machine, which holds all processes."""
     try:
         return os.stat(proc / "self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
     except OSError:

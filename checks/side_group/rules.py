@@ -39,7 +39,7 @@ def judge_side_groups(attempts: Attempts) -> Iterator[Finding]:
 
 
 def needs_control(attempts: Attempts) -> bool:
-    """Whether torch bound the default group by default, and that hangs: then no variant so far is
+    """True if torch bound the default group by default, and that hangs: then no variant so far is
     unbound.
     """
     return _hangs(attempts, SIDE_UNBOUND) and bool(_self_bound(attempts))
@@ -93,7 +93,7 @@ def _only(member: Evidence, group: str) -> Evidence:
 
 
 def _hangs(attempts: Attempts, variant: str) -> bool:
-    """Whether a variant hung without a member to blame."""
+    """True if a variant hung without a member to blame."""
     return any(attempt.is_unexplained for attempt in attempts.get(variant, ()))
 
 

@@ -161,7 +161,7 @@ def wait_channel(proc: Path, pid: int) -> str:
 
 
 def hides_processes(root: Path) -> bool:
-    """Whether processes of other users cannot be seen (mount option hidepid)."""
+    """True if processes of other users cannot be seen (mount option hidepid)."""
     if not text_of(root / f"proc/{_FIRST}/stat"):
         return True
     options = ""

@@ -82,7 +82,7 @@ class View:
 
     @property
     def gateway(self) -> bool | None:
-        """Whether the gateway answers; None if there is none, or none that ever did."""
+        """True if the gateway answers; None if there is none, or none that ever did."""
         now = (self.last.get("gateway") or {}).get("outcome")
         before = ((self.first or {}).get("gateway") or {}).get("outcome")
         if now == "answers":

@@ -92,7 +92,7 @@ def gateway(root: Path) -> dict[str, Any] | None:
 
 
 def call_gateway(known: Mapping[str, Any], port: int, root: Path) -> str:
-    """Whether the gateway answers: a router refuses a port where nothing listens, or drops."""
+    """True if the gateway answers: a router refuses a port where nothing listens, or drops."""
     return _call(known["address"], port or 9, GATEWAY_S, root)
 
 

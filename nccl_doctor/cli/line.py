@@ -103,7 +103,7 @@ def _line(args: Sequence[str], own: Collection[str]) -> str:
 
 
 def starts_job(word: str) -> bool:
-    """Whether a word is the beginning of a job's line: a launcher, a Python, or a script."""
+    """True if a word is the beginning of a job's line: a launcher, a Python, or a script."""
     from nccl_doctor.launch.command_line.reader import is_starter
 
     return word.endswith((".py", ".sh")) or is_starter(word)

@@ -163,7 +163,7 @@ def unwrap(
 
 
 def may_be_sealed(start: bytes) -> bool:
-    """Whether a message that begins so says that it is sealed, which may be a lie."""
+    """True if a message that begins so says that it is sealed, which may be a lie."""
     told = _HEADER.match(start)
     return told is not None and told[3] is not None
 

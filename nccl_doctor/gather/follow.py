@@ -68,7 +68,7 @@ class Follower:
         self._again: Callable[[], bool] | None = None
         self._groups: dict[str, list[int]] = {}
         self._paged = False
-        """Whether an order has pages, and this participant waits for its own."""
+        """True if an order has pages, and this participant waits for its own."""
 
     def watch(self, again: Callable[[], bool]) -> None:
         """Leave this run as soon as `again` is true: rank 0 has opened another one."""

@@ -80,13 +80,13 @@ class Join:
         self.stood_still_s = 0.0
         """Seconds of the sign-in in which this process stood still, if somebody is missing."""
         self._open = True
-        """Whether no place has been given for good yet."""
+        """True if no place has been given for good yet."""
         self._refused = (0, 0.0)
         self._again_s: dict[str, float] = {}
         self._strangers_s = 0.0
         self._is_near = identity.is_this_host(box.host)
         self.cut_short = False
-        """Whether the time of the run ended it: who is missing then was not waited for."""
+        """True if the time of the run ended it: who is missing then was not waited for."""
         self._size = grown((run.launch.nnodes or 1, 1), run.launch)
         self._in_a_letter = 1
         """Sign-ins in the last letter of a speaker."""
@@ -335,7 +335,7 @@ class Join:
         return True
 
     def _may_look(self, key: str) -> bool:
-        """Whether to read a sign-in: not soon again, nor too often, where it had no seal."""
+        """True to read a sign-in: not soon again, nor too often, where it had no seal."""
         again_s = self._again_s.get(key)
         is_soon = again_s is not None and time.monotonic() < again_s
         return again_s is None or not (is_soon or self._strangers_s > STRANGERS_S)

@@ -405,7 +405,7 @@ class Postings:
 
 
 def is_paged(data: Any) -> bool:
-    """Whether a message of rank 0 has pages, and so has every order that follows."""
+    """True if a message of rank 0 has pages, and so has every order that follows."""
     return isinstance(data, dict) and data.get(_PAGED) is True
 
 

@@ -109,7 +109,7 @@ def name_in(data: Any) -> str:
 
 
 def opened_again(meeting: ControlStore, run_id: str) -> bool:
-    """Whether rank 0 has opened another run than this one."""
+    """True if rank 0 has opened another run than this one."""
     with suppress(StoreTimeout, BadMessage):
         return opened(meeting, 0.0) != run_id
     return False
@@ -219,7 +219,7 @@ class RivalCheck:
         self._next = 0.0
 
     def awaits(self, tokens: Collection[str]) -> bool:
-        """Whether one that was answered is still to sign in, which is a fact; `tokens` have."""
+        """True if one that was answered is still to sign in, which is a fact; `tokens` have."""
         return time.monotonic() < self._patience_ends and bool(self._asked - set(tokens))
 
     def answer(self) -> None:

@@ -60,7 +60,7 @@ class _OpenRound:
         """Seats whose own answer is there, to be read in the end."""
 
     def has(self, seat: int) -> bool:
-        """Whether a seat has answered."""
+        """True if a seat has answered."""
         return seat in self.here or seat in self.alone
 
     def keys(self, is_gone: Callable[[int], bool]) -> set[str]:
@@ -270,7 +270,7 @@ class Blockers:
 
 
 def is_own(check: Check) -> bool:
-    """Whether a check is one of the program: what a plug-in reads, no test has compared with what
+    """True if a check is one of the program: what a plug-in reads, no test has compared with what
     it says that it reads.
     """
     return type(check).__module__.startswith(_OWN)

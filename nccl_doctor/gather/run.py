@@ -190,7 +190,7 @@ def ranks_here(flags: Flags, of_host: Flags | None, environ: Mapping[str, str]) 
 
 
 def is_endpoint(address: str) -> bool:
-    """Whether this host serves the run, by torch's rule: by what its own name resolves to.
+    """True if this host serves the run, by torch's rule: by what its own name resolves to.
 
     Where torch would find no host, the one that has the address serves, and the report can say so.
     """

@@ -321,7 +321,7 @@ class ControlStore:
         pause = FIRST_PAUSE_S
 
         def have_come() -> bool:
-            """Whether all have; what has come is not asked for again."""
+            """True if all have; what has come is not asked for again."""
             while left and self._store.check(left[0]):
                 left.pop(0)
             return not left

@@ -150,7 +150,7 @@ def most_pieces(largest: int) -> int:
 
 
 def lets_wait(store: Any) -> bool:
-    """Whether the store itself is to wait for messages: who waits there hears of one at once.
+    """True if the store itself is to wait for messages: who waits there hears of one at once.
     Not where torch warns of each wait that ends: there it is asked again and again.
     """
     level = os.environ.get("TORCH_CPP_LOG_LEVEL", "")
@@ -182,7 +182,7 @@ class Posted:
             self._last.append(pieces)
 
     def is_due(self, crowd: int) -> bool:
-        """Whether to look again; a crowd does so more rarely."""
+        """True to look again; a crowd does so more rarely."""
         now = time.monotonic()
         if not self._last or now < self._next:
             return False

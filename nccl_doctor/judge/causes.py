@@ -160,20 +160,20 @@ class CausePair:
 
     @property
     def symptom(self) -> bool:
-        """Whether the finding is of a group, which a fault of any member may break."""
+        """True if the finding is of a group, which a fault of any member may break."""
         return is_of_a_group(self.finding.kind.layer)
 
     @property
     def failure(self) -> bool:
-        """Whether the cause is a failure."""
+        """True if the cause is a failure."""
         return self.cause.level is Severity.FAIL
 
     def meet(self) -> bool:
-        """Whether their places have something in common."""
+        """True if their places have something in common."""
         return self.ground.meets(self.cause_place, self.place)
 
     def covered(self) -> bool:
-        """Whether all of the finding's place lies in that of the cause."""
+        """True if all of the finding's place lies in that of the cause."""
         return self.ground.covers(self.cause_place, self.place)
 
 

@@ -45,7 +45,7 @@ def without_foreign_fixes(saved: Report, registry: Registry) -> Report:
 
 
 def has_commands(report: Report) -> bool:
-    """Whether a report has commands to type."""
+    """True if a report has commands to type."""
     return any(
         isinstance(way, Fix) and way.steps
         for finding in (*report.findings, *report.root_causes)

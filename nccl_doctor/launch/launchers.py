@@ -71,7 +71,7 @@ class Launcher:
 
     @property
     def per_host(self) -> bool:
-        """Whether it starts one process on each host, which has its node rank only."""
+        """True if it starts one process on each host, which has its node rank only."""
         return self.name in PER_HOST
 
     def is_marked(self, environ: Mapping[str, str]) -> bool:

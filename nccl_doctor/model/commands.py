@@ -22,7 +22,7 @@ _UNKNOWN = re.compile(rf"\b(?:{'|'.join(UNKNOWN)})\b")
 
 
 def unknown_in(text: str) -> bool:
-    """Whether a word of `UNKNOWN` is in a text."""
+    """True if a word of `UNKNOWN` is in a text."""
     return _UNKNOWN.search(text) is not None
 
 

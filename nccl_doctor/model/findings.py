@@ -250,12 +250,12 @@ class Finding:
         return self.severity or self.kind.severity
 
     def has(self, effect: Effect) -> bool:
-        """Whether it, or its kind, has this effect."""
+        """True if it, or its kind, has this effect."""
         return effect in self.effects or effect in self.kind.effects
 
     @property
     def drains(self) -> bool:
-        """Whether the host itself is broken, for every job."""
+        """True if the host itself is broken, for every job."""
         return self.has(Effect.DRAINS) and Effect.STAYS_IN_SERVICE not in self.effects
 
     def replaced(self, **changes: Any) -> Finding:

@@ -223,7 +223,7 @@ class StepHosts:
         return tuple(here) or self.every
 
     def has(self, step: Step, where: Where, host: str) -> bool:
-        """Whether a step is typed on one host, of those of the cluster."""
+        """True if a step is typed on one host, of those of the cluster."""
         if step.on is On.EVERY:
             return True
         if step.on is On.OTHERS:

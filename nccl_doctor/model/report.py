@@ -246,7 +246,7 @@ def _outcome(path: str, name: str, data: Any, known: Known) -> Outcome:
 
 
 def _is_right(data: Any) -> bool:
-    """Whether an outcome surely is not malformed: a look that needs no words."""
+    """True if an outcome surely is not malformed: a look that needs no words."""
     return (
         type(data) is dict
         and type(data.get("status")) is str

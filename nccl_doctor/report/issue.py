@@ -256,7 +256,7 @@ class FormAnswer(NamedTuple):
 
 
 def upstream_fault(project: str, report: Report) -> FormAnswer:
-    """Whether what the report found is a fault of the project."""
+    """True if what the report found is a fault of the project."""
     name = NAMES[project]
     heard = [cause for cause in report.root_causes if cause.level is not Severity.INFO]
     worst = min((cause.level.order for cause in heard), default=0)  # a warning explains no failure

@@ -25,7 +25,7 @@ def next_steps(report: Report, *, every_check: bool = False) -> Iterator[str]:
 
 
 def _has_unmet_hosts(report: Report) -> bool:
-    """Whether hosts may have left reports of their own, which are not in this one."""
+    """True if hosts may have left reports of their own, which are not in this one."""
     cluster, run = report.cluster, report.run
     if run.alone or "merged" in run.extra or max(cluster.nnodes, len(cluster.hosts)) < 2:
         return False

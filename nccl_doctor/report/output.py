@@ -144,7 +144,7 @@ def _not_taken(stream: TextIO, text: str, patience_s: float) -> str:
 
 
 def _has_room(stream: TextIO, patience_s: float) -> bool:
-    """Whether the stream takes something in time."""
+    """True if the stream takes something in time."""
     limit_s = None if patience_s == float("inf") else patience_s
     try:
         return bool(select.select([], [stream], [], limit_s)[1])
@@ -153,7 +153,7 @@ def _has_room(stream: TextIO, patience_s: float) -> bool:
 
 
 def _is_plain(stream: TextIO) -> bool:
-    """Whether the stream takes nothing but ASCII."""
+    """True if the stream takes nothing but ASCII."""
     return not (stream.encoding or "ascii").lower().replace("-", "").startswith("utf")
 
 
@@ -430,7 +430,7 @@ def annotate(
 
 
 def _take_stdout(outputs: Mapping[str, str]) -> bool:
-    """Whether one of the files is stdout."""
+    """True if one of the files is stdout."""
     return not _STDOUT.isdisjoint(outputs.values())
 
 

@@ -302,12 +302,12 @@ def _more(step: Step) -> str:
 
 
 def is_for_shell(step: Step) -> bool:
-    """Whether a command is for the shell that starts the job, and for nothing else."""
+    """True if a command is for the shell that starts the job, and for nothing else."""
     return step.command.startswith(_IN_SHELL)
 
 
 def lasts(step: Step) -> bool:
-    """Whether what a command does outlives the next start of the host, if it does anything."""
+    """True if what a command does outlives the next start of the host, if it does anything."""
     return step.persists or step.shows or is_for_shell(step) or step.command.startswith("#")
 
 

@@ -247,7 +247,7 @@ def check_way(folder: Path) -> None:
 
 
 def is_ours(there: os.stat_result) -> bool:
-    """Whether it belongs to this user or root."""
+    """True if it belongs to this user or root."""
     return there.st_uid in (0, os.geteuid())
 
 

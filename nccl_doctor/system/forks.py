@@ -296,7 +296,7 @@ class Standstill:
         self._since: float | None = None
 
     def is_too_long(self, state: str) -> bool:
-        """Whether it has been `STOPPED_S` by now, given the state letter of the process."""
+        """True if it has been `STOPPED_S` by now, given the state letter of the process."""
         now = time.monotonic()
         if state != "T":
             self._since = None

@@ -21,7 +21,7 @@ _EVERY_USER = ["0", "0", "4294967295"]
 
 
 def in_user_namespace(root: Path = Path("/")) -> bool:
-    """Whether this process is in a user namespace of a container, such as Podman's without root."""
+    """True if this process is in a user namespace of a container, such as Podman's without root."""
     try:
         words = (root / "proc/self/uid_map").read_text(encoding="ascii").split()
     except OSError:  # a kernel without them
@@ -43,7 +43,7 @@ def privileges(root: Path = Path("/")) -> frozenset[str]:
 
 
 def has_capability(number: int, root: Path = Path("/")) -> bool:
-    """Whether this process has a capability in its own user namespace, by its number in
+    """True if this process has a capability in its own user namespace, by its number in
     include/uapi/linux/capability.h.
     """
     return bool(int(_status(root, "CapEff").strip() or "0", 16) >> number & 1)
@@ -123,7 +123,7 @@ def soft_limit(kind: int) -> int | None:
 
 
 def is_of_memory(words: str) -> bool:
-    """Whether an error of others, in words, says that no memory or no addresses were left."""
+    """True if an error of others, in words, says that no memory or no addresses were left."""
     return any(each in words for each in _OF_MEMORY)
 
 
@@ -137,7 +137,7 @@ def _no_memory() -> Shortage:
 
 
 def _has_room_for_a_stack() -> bool:
-    """Whether this process may have as many more addresses as a thread needs: pthread_create says
+    """True if this process may have as many more addresses as a thread needs: pthread_create says
     the same without them as at the limit of threads.
     """
     try:

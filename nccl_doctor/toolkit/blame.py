@@ -76,7 +76,7 @@ class Cause(Generic[P]):
 
     @property
     def is_host(self) -> bool:
-        """Whether a host is to blame, rather than a link."""
+        """True if a host is to blame, rather than a link."""
         return len(self.ends) == 1
 
 
@@ -99,7 +99,7 @@ class LinkBlame(Generic[P]):
 
     @property
     def certain(self) -> bool:
-        """Whether every cause is certain."""
+        """True if every cause is certain."""
         return all(cause.confidence is Confidence.CERTAIN for cause in self.causes)
 
 
@@ -150,11 +150,11 @@ class _SetCover(Generic[P]):
                     self.reach.setdefault(role[1], set()).add(pair)
 
     def explains(self, host: P, pairs: Collection[tuple[P, P]]) -> bool:
-        """Whether this host may be the cause of all these pairs."""
+        """True if this host may be the cause of all these pairs."""
         return self.reach.get(host, set()).issuperset(pairs)
 
     def is_suspect(self, host: P) -> bool:
-        """Whether enough other hosts that it fails with are seen to work."""
+        """True if enough other hosts that it fails with are seen to work."""
         roles = {role for pair in self.reach[host] for role in _roles(pair)} & self.well
         return len({other for _, other in roles} - {host}) >= _WITNESSES
 

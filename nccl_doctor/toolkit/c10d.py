@@ -94,7 +94,7 @@ class Recognition:
 
 
 def recognise(host: str, limit_s: float, own_limit_s: float | None = None) -> Recognition:
-    """Whether torch's agent on this machine would take `host` for it; in little more time.
+    """True if torch's agent on this machine would take `host` for it; in little more time.
 
     `own_limit_s`: for the own name, in place of `limit_s`.
     """
@@ -129,7 +129,7 @@ def is_host_of(conf: str) -> bool | None:
 
 
 def in_a_file(conf: str) -> bool:
-    """Whether the agents meet in a file, and not over TCP."""
+    """True if the agents meet in a file, and not over TCP."""
     return _pairs(conf).get("store_type", "tcp").lower() == "file"
 
 
@@ -160,7 +160,7 @@ def _number(conf: Mapping[str, str], key: str, default: float) -> float:
 def matches_machine(
     host: str, own_name: str, resolved: Sequence[str], own: Sequence[str], canonical: str = ""
 ) -> bool:
-    """Whether a machine recognises itself as the endpoint, and so serves the store.
+    """True if a machine recognises itself as the endpoint, and so serves the store.
 
     It compares with the addresses that its own *name* resolves to, not with its interfaces.
 

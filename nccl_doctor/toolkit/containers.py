@@ -80,7 +80,7 @@ def alike(runtime: str) -> str:
 
 
 def has_user_nat(address: str, root: Path) -> bool:
-    """Whether an address is one that QEMU and VirtualBox give to every virtual machine behind NAT.
+    """True if an address is one that QEMU and VirtualBox give to every virtual machine behind NAT.
 
     VirtualBox' "NAT network", in which machines do reach each other, has another gateway.
     """
@@ -92,7 +92,7 @@ def has_user_nat(address: str, root: Path) -> bool:
 
 
 def is_bridged(runtime: str, network: str) -> bool:
-    """Whether a runtime gives containers this network (`172.17.0.0/16`) behind a bridge of one
+    """True if a runtime gives containers this network (`172.17.0.0/16`) behind a bridge of one
     machine, unless somebody has chosen networks of their own; or a virtual machine its own.
     """
     try:
@@ -106,7 +106,7 @@ def is_bridged(runtime: str, network: str) -> bool:
 
 
 def is_handed_in(interface: str, root: Path) -> bool:
-    """Whether an interface is one end of a pair (veth) or a tap, as runtimes make for a container.
+    """True if an interface is one end of a pair (veth) or a tap, as runtimes make for a container.
 
     The address there is the runtime's choice. An interface of the machine has a device; MACVLAN,
     IPVLAN and VLAN name their type.

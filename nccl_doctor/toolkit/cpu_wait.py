@@ -64,7 +64,7 @@ class CpuWatch:
 
 
 def was_starved(report: Mapping[str, Any] | None) -> bool:
-    """Whether a thread lacked CPU time, so that its measurement cannot be trusted.
+    """True if a thread lacked CPU time, so that its measurement cannot be trusted.
 
     Args:
         report: of a `CpuWatch`; None if the thread ended before it made one.

@@ -97,7 +97,7 @@ def text_of(path: Path) -> str:
 
 
 def is_first_namespace(proc: Path) -> bool:
-    """Whether all processes of the machine can be seen: no container has its kernel threads."""
+    """True if all processes of the machine can be seen: no container has its kernel threads."""
     return text_of(proc / "2/comm") == "kthreadd"
 
 

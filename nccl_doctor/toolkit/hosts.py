@@ -23,12 +23,12 @@ MASTER_NOT_SET = "master-not-set"
 
 
 def everybody_came_in(cluster: Cluster) -> bool:
-    """Whether every host that is expected reached the coordinator."""
+    """True if every host that is expected reached the coordinator."""
     return cluster.complete and not cluster.absent and all(host.joined for host in cluster.hosts)
 
 
 def spans_machines(cluster: Cluster) -> bool:
-    """Whether the job needs a network.
+    """True if the job needs a network.
 
     Two node ranks on one machine need none; if a host is missing, nnodes decides.
     """
@@ -48,7 +48,7 @@ def network_of(host: Host) -> Hashable:
 
 
 def is_namesake(rank: Rank) -> bool:
-    """Whether a host that is not rank 0's calls itself as MASTER_ADDR does: it may be a clone."""
+    """True if a host that is not rank 0's calls itself as MASTER_ADDR does: it may be a clone."""
     launch, name = rank.launch, rank.host.name
     if launch is None or not name or not launch.node_rank or not launch.master_addr:
         return False
@@ -107,13 +107,13 @@ def master_host(cluster: Cluster) -> Host | None:
 
 
 def lacks_torch(cluster: Cluster, host: Host) -> bool:
-    """Whether no process of a host could import torch, by check `torch_import`."""
+    """True if no process of a host could import torch, by check `torch_import`."""
     seen = [facts["error"] for _, facts in cluster.facts_on("torch_import", host)]
     return bool(seen) and all(seen)
 
 
 def collectives_worked(cluster: Cluster, host: Host) -> bool:
-    """Whether the collectives of all ranks, by check `collectives`, worked on a host."""
+    """True if the collectives of all ranks, by check `collectives`, worked on a host."""
     seen = cluster.evidence_on("collectives", host, "world")
     return bool(seen) and all(each.outcome.status is OutcomeStatus.OK for each in seen)
 

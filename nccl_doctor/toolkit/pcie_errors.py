@@ -163,7 +163,7 @@ def pcie_risen(
 
 
 def pcie_is_broken(rise: Mapping[str, Mapping[str, int]], seconds: float) -> bool | None:
-    """Whether the new errors of a device show broken hardware; None if they mean nothing."""
+    """True if the new errors of a device show broken hardware; None if they mean nothing."""
     uncorrected = {**rise.get(FATAL, {}), **rise.get(NONFATAL, {})}
     by_hardware = bool(rise.get(FATAL)) or any(name not in BY_SOFTWARE for name in uncorrected)
     replayed = sum(

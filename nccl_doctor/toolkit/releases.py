@@ -47,7 +47,7 @@ class KnownFault:
     driver: tuple[int, int] | None = None
 
     def has(self, version: str) -> bool:
-        """Whether a version of the product has the fault."""
+        """True if a version of the product has the fault."""
         return release(self.since) <= release(version) < release(self.before)
 
 

@@ -27,7 +27,7 @@ toolkit release notes, table of driver versions)."""
 
 
 def arch_runs_on(arch: str, capability: Sequence[int]) -> bool:
-    """Whether code built for `arch` runs on an NVIDIA GPU of compute capability (major, minor).
+    """True if code built for `arch` runs on an NVIDIA GPU of compute capability (major, minor).
 
     Args:
         arch: as torch lists it: `sm_86` (binary), `compute_90` (PTX), with `a` for one exact

@@ -30,8 +30,16 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
             yield from statements(inner)
 
 
-def first_lines() -> Iterator[tuple[str, str]]:
-    """Place and first line of every docstring, but for pages of checks."""
+HEADLESS = re.compile(
+    r"(What(?! it checks)|Who|Whoever|Whether|Whom|Whose|Those|"
+    r"One (that|who|which|without|with|of|is|was|may|has|can|cannot))\b"
+)
+"""Beginnings of sentences that leave open of what they speak."""
+FEW = 0.02
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    """Place and text of every docstring, but for pages of checks."""
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             name = path.relative_to(ROOT).as_posix()
@@ -41,21 +49,32 @@ def first_lines() -> Iterator[tuple[str, str]]:
                 if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
                     text = ast.get_docstring(node)
                     if text:
-                        line = getattr(node, "lineno", 1)
-                        yield f"{name}:{line}", text.splitlines()[0]
+                        yield f"{name}:{getattr(node, 'lineno', 1)}", text
 
 
 def is_riddle(line: str) -> bool:
-    """Whether a first line is none that a reader understands at once."""
+    """True if a first line is none that a reader understands at once."""
     return BEGINNINGS.match(line) is not None or RIDDLES.search(line) is not None
 
 
 def test_first_lines_say_what_is_returned():
-    assert [f"{place}: {line}" for place, line in first_lines() if is_riddle(line)] == []
+    firsts = ((place, text.splitlines()[0]) for place, text in docstrings())
+    assert [f"{place}: {line}" for place, line in firsts if is_riddle(line)] == []
+
+
+def test_sentences_begin_with_a_noun_or_a_verb():
+    sentences = [
+        (place, " ".join(sentence.split()))
+        for place, text in docstrings()
+        for sentence in re.split(r"(?<=[.;:])\s+(?=[A-Z`])|\n\n", text)
+    ]
+    headless = [each for each in sentences if HEADLESS.match(each[1])]
+    assert len(sentences) > 5000
+    assert len(headless) < FEW * len(sentences), headless
 
 
 def test_a_riddle_is_one():
     for line in ("What is known.", "Of every host the first.", "Hosts of which a GPU is lost."):
         assert is_riddle(line)
-    for line in ("The hosts with a lost GPU.", "Whether it is lost.", "Do nothing; for tests."):
+    for line in ("The hosts with a lost GPU.", "True if it is lost.", "Do nothing; for tests."):
         assert not is_riddle(line)

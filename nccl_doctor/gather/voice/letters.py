@@ -47,7 +47,7 @@ def _outcomes_of(sign_in: Any) -> Iterator[Any]:
 
 
 def is_of_speaker(letter: Any) -> bool:
-    """Whether a sign-in is a letter of a speaker, be it for one rank alone."""
+    """True if a sign-in is a letter of a speaker, be it for one rank alone."""
     return isinstance(letter, Mapping) and _SIGN_INS in letter
 
 

@@ -75,7 +75,7 @@ class HostVoice:
             self._pid = 0
 
     def _is_wanted(self) -> bool:
-        """Whether there are so many ranks that those of a host speak with one voice.
+        """True if there are so many ranks that those of a host speak with one voice.
 
         Those of rank 0's host have no way to the store that would be worth it.
         """

@@ -71,7 +71,7 @@ def key_of_map(text: str) -> bytes | None:
 
 
 def _are_names(pseudonyms: Any) -> bool:
-    """Whether it is what a map holds: kind → pseudonym → real name."""
+    """True if it is what a map holds: kind → pseudonym → real name."""
     return isinstance(pseudonyms, dict) and all(
         isinstance(names, dict) and all(isinstance(name, str) for name in names.values())
         for names in pseudonyms.values()

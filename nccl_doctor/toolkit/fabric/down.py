@@ -77,12 +77,12 @@ def _unconfigured(seen: Seen) -> Iterator[PortDown]:
 
 
 def _is_linked(port: Mapping[str, Any]) -> bool:
-    """Whether an InfiniBand port has a link."""
+    """True if an InfiniBand port has a link."""
     return bool(port["link"] == "InfiniBand" and port["physical"] == "LinkUp")
 
 
 def _needs_no_port(facts: Mapping[str, Any]) -> bool:
-    """Whether NCCL goes another way on a host, or may not use RDMA."""
+    """True if NCCL goes another way on a host, or may not use RDMA."""
     settings = {name: Setting(*each) for name, each in facts["settings"].items()}
     return facts["road"] in ("plugin", "efa") or bool(rdma_off(settings))
 

@@ -44,7 +44,7 @@ class PickedGid:
 
     @property
     def is_link_local_ipv4(self) -> bool:
-        """Whether no DHCP server or person gave the interface this address: 169.254.0.0/16."""
+        """True if no DHCP server or person gave the interface this address: 169.254.0.0/16."""
         return is_link_local_ipv4(self.address or "::")
 
 
@@ -134,7 +134,7 @@ def pick_gid(
 
 
 def is_link_local_ipv4(address: str) -> bool:
-    """Whether an address is in 169.254.0.0/16."""
+    """True if an address is in 169.254.0.0/16."""
     return address.startswith("169.254.")
 
 
@@ -147,7 +147,7 @@ _kind_of = lru_cache(maxsize=8)(GidKind)
 
 
 def _is_local(entry: Mapping[str, Any]) -> bool:
-    """Whether NCCL takes an entry to be link-local: of IPv6 only, 169.254.0.0/16 is as good as any
+    """True if NCCL takes an entry to be link-local: of IPv6 only, 169.254.0.0/16 is as good as any
     network (`linkLocalGid`).
     """
     first, colon, _ = entry["address"].partition(":")

@@ -51,18 +51,18 @@ class HcaList:
         return cls(exclude, exact, tuple(entries))
 
     def hits(self, entry: HcaEntry, device: str, port: int | None = None) -> bool:
-        """Whether one name of the list matches this port; None stands for some port."""
+        """True if one name of the list matches this port; None stands for some port."""
         same = device == entry.name if self.exact else device.startswith(entry.name)
         return same and (None in (entry.port, port) or entry.port == port)
 
     def admits(self, device: str, port: int | None = None) -> bool:
-        """Whether NCCL may use this port; an empty list means every port."""
+        """True if NCCL may use this port; an empty list means every port."""
         listed = not self.entries or any(self.hits(each, device, port) for each in self.entries)
         return listed != self.exclude
 
 
 def rdma_admits(hca: str, device: str, port: int | None = None) -> bool:
-    """Whether a value of NCCL_IB_HCA lets NCCL use a port of a device; None: some port."""
+    """True if a value of NCCL_IB_HCA lets NCCL use a port of a device; None: some port."""
     return HcaList.parse(hca).admits(device, port)
 
 
@@ -79,7 +79,7 @@ def rdma_off(settings: Mapping[str, Setting]) -> str:
 
 
 def is_disabled(settings: Mapping[str, Setting]) -> bool:
-    """Whether NCCL_IB_DISABLE is set to anything but 0, as NCCL reads numbers."""
+    """True if NCCL_IB_DISABLE is set to anything but 0, as NCCL reads numbers."""
     told = settings.get("NCCL_IB_DISABLE")
     return told is not None and bool(_whole(told.value))
 

@@ -45,7 +45,7 @@ def rdma_ports(folder: Path = SYSFS) -> list[dict[str, Any]]:
 
 
 def speaks_verbs(port: Mapping[str, Any]) -> bool:
-    """Whether NCCL can use a port without a plug-in: EFA has no link layer that it knows."""
+    """True if NCCL can use a port without a plug-in: EFA has no link layer that it knows."""
     return port["link"] in _VERBS
 
 

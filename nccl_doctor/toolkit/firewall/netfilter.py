@@ -158,7 +158,7 @@ class Rules:
         return walk.found
 
     def _is_tracked(self, packet: Packet, version: int) -> bool | None:
-        """Whether conntrack follows a packet; None if a rule may exempt it.
+        """True if conntrack follows a packet; None if a rule may exempt it.
 
         `notrack` works only before conntrack: in the first hook that a packet passes.
         """
@@ -183,10 +183,10 @@ class _Walk:
         self.left = _MOST_RULES
         self.sure = True
         self.tracked: bool | None = True
-        """Whether conntrack follows the packet; None if a rule may exempt it."""
+        """True if conntrack follows the packet; None if a rule may exempt it."""
 
     def through(self, chain: Chain, depth: int = 0) -> bool:
-        """Whether the packet's walk surely ended in this chain or in one below."""
+        """True if the packet's walk surely ended in this chain or in one below."""
         for rule in chain.rules:
             if self.left <= 0:
                 self.sure = False
@@ -236,7 +236,7 @@ def _may_accept(chain: Chain) -> bool:
 
 
 def rule_matches(rule: Rule, packet: Packet) -> bool | None:
-    """Whether a rule matches a packet: True, False, or None where it may match."""
+    """True if a rule matches a packet: True, False, or None where it may match."""
     answers = [_holds(condition, packet) for condition in rule.conditions]
     if False in answers:
         return False

@@ -97,7 +97,7 @@ def let_loop_back(hit: Mapping[str, Any]) -> Step:
 
 
 def _of_iptables(hit: Mapping[str, Any]) -> bool:
-    """Whether a rule is in a table of iptables, which nft may show: `ip filter`, chain INPUT."""
+    """True if a rule is in a table of iptables, which nft may show: `ip filter`, chain INPUT."""
     if hit["tool"] != "nft":
         return True
     family, _, table = str(hit["table"]).partition(" ")
@@ -105,7 +105,7 @@ def _of_iptables(hit: Mapping[str, Any]) -> bool:
 
 
 def _is_of(hit: Mapping[str, Any] | None, manager: str) -> bool:
-    """Whether a rule may be one of firewalld or ufw, and not of a table of its own."""
+    """True if a rule may be one of firewalld or ufw, and not of a table of its own."""
     return hit is None or _of_iptables(hit) or manager in f"{hit['table']} {hit['chain']}"
 
 

@@ -183,7 +183,7 @@ def _outcomes(hit: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def explains_knock(theirs: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    """Whether rules on the host that serves explain the answer of MASTER_PORT to another host.
+    """True if rules on the host that serves explain the answer of MASTER_PORT to another host.
 
     Args:
         theirs: facts of check `master_firewall`.
@@ -195,7 +195,7 @@ def explains_knock(theirs: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
 
 
 def was_let_in(theirs: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    """Whether another host got an answer at the port that the host serves; see `explains_knock`."""
+    """True if another host got an answer at the port that the host serves; see `explains_knock`."""
     last = (facts.get("knock") or {}).get("last") or {}
     return bool(facts["port"] == theirs["port"] and last.get("answer") == "store")
 

@@ -151,7 +151,7 @@ def _syn(mask: str) -> Condition:
 
 
 def _way_back(fib: re.Match[str]) -> Condition:
-    """Whether answers leave by the interface on which a packet came: the reverse path filter that
+    """True if answers leave by the interface on which a packet came: the reverse path filter that
     firewalld has for IPv6. Other look-ups are not understood.
     """
     strict = {"saddr", "iif"} <= set(fib["of"].split(" . ")) <= {"saddr", "iif", "mark"}
@@ -351,7 +351,7 @@ def read_rules(timeout_s: float = 3.0, root: Path = Path("/")) -> Rules:
 
 
 def _ufw_is_on(root: Path) -> bool:
-    """Whether ufw is on, by its configuration: `ufw status` would load kernel modules."""
+    """True if ufw is on, by its configuration: `ufw status` would load kernel modules."""
     try:
         return "ENABLED=yes" in (root / "etc/ufw/ufw.conf").read_text()
     except OSError:

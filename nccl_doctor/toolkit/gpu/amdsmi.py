@@ -138,7 +138,7 @@ class Release(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether its structures are those that are read here."""
+        """True if its structures are those that are read here."""
         return self.major in (25, 26) or (self.major == 24 and self.minor in (6, 7))
 
     @property
@@ -170,7 +170,7 @@ class AmdSmi:
             raise Refused("dlopen(libamd_smi.so)", NO_LIBRARY)
 
     def has(self, function: str) -> bool:
-        """Whether this release has a function."""
+        """True if this release has a function."""
         return hasattr(self._library, function)
 
     def call(self, function: str, *arguments: Any, gpu: Mapping[str, Any] | None = None) -> None:

@@ -58,7 +58,7 @@ class WorkEnd:
 
     @property
     def died(self) -> bool:
-        """Whether its process ended without an answer."""
+        """True if its process ended without an answer."""
         return bool(self.how) and not (self.raised or self.how.startswith(_LATE))
 
     def without_answer(self) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def refusal(said: ProgramEnd) -> str:
 
 
 def is_unreachable(said: ProgramEnd) -> bool:
-    """Whether no host engine answers."""
+    """True if no host engine answers."""
     return any(words in said.text.lower() for words in _UNREACHABLE)
 
 

@@ -118,7 +118,7 @@ def count_gpus(gpus: Mapping[str, Any]) -> int:
 
 
 def see_other_gpus(environments: Iterable[Mapping[str, str]]) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES shows different GPUs to each of these processes."""
+    """True if CUDA_VISIBLE_DEVICES shows different GPUs to each of these processes."""
     visible = [env.get("CUDA_VISIBLE_DEVICES") for env in environments]
     return None not in visible and len(set(visible)) == len(visible)
 
@@ -296,7 +296,7 @@ def compute_mode(index: int) -> int | None:
 
 
 def has_multicast(index: int) -> bool | None:
-    """Whether NVSwitches copy and add up what this GPU sends, as NVLink SHARP needs it; NCCL asks
+    """True if NVSwitches copy and add up what this GPU sends, as NVLink SHARP needs it; NCCL asks
     the same. None if not known, as with a driver before CUDA 12.1.
 
     By the driver, as `compute_mode`.

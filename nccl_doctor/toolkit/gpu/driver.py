@@ -19,14 +19,14 @@ _OLDEST = 300
 
 
 def is_compat(path: str) -> bool:
-    """Whether a folder of a library is one of forward compatibility: `compat`, `cuda-compat` of
+    """True if a folder of a library is one of forward compatibility: `compat`, `cuda-compat` of
     conda.
     """
     return any(_COMPAT.search(folder) for folder in path.split("/")[:-1])
 
 
 def is_stub(path: str) -> bool:
-    """Whether a library is only one to link with."""
+    """True if a library is only one to link with."""
     return "stubs" in path.split("/")[:-1]
 
 

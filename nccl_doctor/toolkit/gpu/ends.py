@@ -94,7 +94,7 @@ def certainty_of_reader(stuck: Mapping[str, Any]) -> Confidence | None:
 
 
 def is_gone(gpu: Mapping[str, Any]) -> bool:
-    """Whether one of the `gpus` of `gpu_state` does not answer, though its reader was neither
+    """True if one of the `gpus` of `gpu_state` does not answer, though its reader was neither
     stopped nor killed from outside.
     """
     stuck = gpu.get("wedged")

@@ -44,7 +44,7 @@ def facts_by_host(cluster: Cluster) -> dict[int, Mapping[str, Any]]:
 
 
 def manager_is_down(seen: Mapping[str, Any] | None) -> bool:
-    """Whether this host has NVSwitches of its own, and no fabric manager sets them up.
+    """True if this host has NVSwitches of its own, and no fabric manager sets them up.
 
     Not so in a virtual machine, or where other hosts do it (no switches here), in a container, and
     just after the start, when its turn may still come.

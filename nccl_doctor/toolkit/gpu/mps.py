@@ -9,7 +9,7 @@ from nccl_doctor.model.cluster import Cluster
 
 
 def serves_here(facts: Mapping[str, Any]) -> bool:
-    """Whether processes of this job share their GPUs through MPS.
+    """True if processes of this job share their GPUs through MPS.
 
     Args:
         facts: of check `mps`. A file that a dead daemon left counts only where the processes of the

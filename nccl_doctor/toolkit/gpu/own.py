@@ -26,7 +26,7 @@ class OwnGpu:
 
     @property
     def is_passed_through(self) -> bool:
-        """Whether this is a virtual machine: its PCIe may not be that of the host."""
+        """True if this is a virtual machine: its PCIe may not be that of the host."""
         return bool(self.state["virtualization"])
 
 

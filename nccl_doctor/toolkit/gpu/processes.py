@@ -44,7 +44,7 @@ def process_on_gpu(root: Path, pid: int, held: int | None, device: str) -> dict[
 
 
 def is_own(pid: int, root: Path) -> bool:
-    """Whether a process belongs to the examination, or is above this one or one of another rank:
+    """True if a process belongs to the examination, or is above this one or one of another rank:
     the rank's own process of the job, which started the examination and waits for it (Ray Train).
     """
     try:
@@ -66,7 +66,7 @@ def is_own(pid: int, root: Path) -> bool:
 
 
 def _examines(process: Path, depth: int) -> bool:
-    """Whether a process has started nccl-doctor, by itself or through a few others."""
+    """True if a process has started nccl-doctor, by itself or through a few others."""
     below: list[str] = []
     with contextlib.suppress(OSError):  # it is over
         for file in process.glob("task/*/children"):
@@ -84,7 +84,7 @@ def _examines(process: Path, depth: int) -> bool:
 
 
 def _has_open(process: Path, device: str) -> bool:
-    """Whether a process is seen to have a device of the driver open, as all that use a GPU have."""
+    """True if a process is seen to have a device of the driver open, as all that use a GPU have."""
     try:
         handles = list((process / "fd").iterdir())
     except OSError:  # it is not there, or of another user

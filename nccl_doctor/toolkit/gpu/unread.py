@@ -21,7 +21,7 @@ def why_unread(facts: Mapping[str, Any]) -> list[str]:
 
 
 def is_unread(gpu: Mapping[str, Any]) -> bool:
-    """Whether the process that read it was stopped or killed from outside."""
+    """True if the process that read it was stopped or killed from outside."""
     return bool(gpu.get("wedged")) and certainty_of_reader(gpu["wedged"]) is None
 
 

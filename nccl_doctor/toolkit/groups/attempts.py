@@ -44,18 +44,18 @@ _LATE_WORDS = ("timed out", "timeout", "time out", "failed with: address already
 
 
 def is_victim(outcome: Outcome) -> bool:
-    """Whether the error of a member only shows that it lost another member."""
+    """True if the error of a member only shows that it lost another member."""
     return any(word in outcome.reason.lower() for word in _VICTIM_WORDS)
 
 
 def ran_out_of_time(outcome: Outcome) -> bool:
-    """Whether the error of a member only shows that something took too long, or was lost."""
+    """True if the error of a member only shows that something took too long, or was lost."""
     words = outcome.reason.lower()
     return is_victim(outcome) or any(word in words for word in _LATE_WORDS)
 
 
 def has_entered(outcome: Outcome) -> bool:
-    """Whether a rank began to form its group. If there are many breadcrumbs, the first are lost."""
+    """True if a rank began to form its group. If there are many breadcrumbs, the first are lost."""
     return any(
         crumb["step"] in (ENTRY, NEW_GROUP, MADE) or "sequence" in crumb
         for crumb in outcome.breadcrumbs
@@ -63,7 +63,7 @@ def has_entered(outcome: Outcome) -> bool:
 
 
 def is_starting(outcome: Outcome) -> bool:
-    """Whether a stuck rank was starting its GPU, and its process was not stopped."""
+    """True if a stuck rank was starting its GPU, and its process was not stopped."""
     return outcome.last_step.startswith(TAKE_DEVICE) and outcome.state not in ("T", "t")
 
 
@@ -96,12 +96,12 @@ class Attempt:
 
     @property
     def is_good(self) -> bool:
-        """Whether every member finished."""
+        """True if every member finished."""
         return self._statuses <= {OutcomeStatus.OK}
 
     @property
     def is_untried(self) -> bool:
-        """Whether no member took part: the group says nothing of any of them."""
+        """True if no member took part: the group says nothing of any of them."""
         return self._statuses <= {OutcomeStatus.SKIPPED, OutcomeStatus.UNTESTED}
 
     @property
@@ -118,7 +118,7 @@ class Attempt:
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether it was ended before a group can have started here: the run had no more time. That
+        """True if it was ended before a group can have started here: the run had no more time. That
         somebody was still at it then says nothing.
         """
         return any(m.outcome.duration_s < self.start_s for m in self.stuck)
@@ -130,7 +130,7 @@ class Attempt:
 
     @property
     def has_failed_itself(self) -> bool:
-        """Whether some member raised, and not because it lost another one.
+        """True if some member raised, and not because it lost another one.
 
         When one is killed at its deadline, others may raise just before their own.
         """
@@ -173,7 +173,7 @@ class Attempt:
 
     @property
     def has_culprit(self) -> bool:
-        """Whether some member is more to blame than the others, or did not take part at all."""
+        """True if some member is more to blame than the others, or did not take part at all."""
         tried = (OutcomeStatus.OK, OutcomeStatus.DIED, OutcomeStatus.HUNG, OutcomeStatus.RAISED)
         someone_did_not = any(m.outcome.status not in tried for m in self.members)
         found = self.dead or self.stopped or self.never_came or self.astray or self.lagging
@@ -181,7 +181,7 @@ class Attempt:
 
     @property
     def is_mixed_up(self) -> bool:
-        """Whether the backend reports that members ran different collectives; not which members."""
+        """True if the backend reports that members ran different collectives; not which members."""
         if self.is_good or self.is_untried:
             return False
         said = any(was_cut_off(m.outcome) or own_collective(m.outcome) for m in self.members)
@@ -189,14 +189,14 @@ class Attempt:
 
     @property
     def is_unexplained(self) -> bool:
-        """Whether it hangs, and no member is more to blame than the others."""
+        """True if it hangs, and no member is more to blame than the others."""
         if not self.stuck or self.has_failed_itself:
             return False
         return not (self.has_culprit or self.is_mixed_up or self.is_cut_short)
 
     @property
     def is_failed(self) -> bool:
-        """Whether members raised, and not because another one died."""
+        """True if members raised, and not because another one died."""
         failed = self.has_failed_itself or (bool(self.raised) and not self.stuck)
         return failed and not self.has_culprit and not self.is_mixed_up
 

@@ -31,7 +31,7 @@ _DIGITS = 4
 
 @dataclass(frozen=True)
 class Binding:
-    """Whether the default group is bound to a device, by the versions.
+    """True if the default group is bound to a device, by the versions.
 
     Attributes:
         binds: None where it is not known.
@@ -70,9 +70,9 @@ class _Version(NamedTuple):
     rank: int
     """-1 before the release itself (alpha, rc, dev), 1 after it (post, local part), else 0."""
     is_early: bool
-    """Whether it is a pre-release or a development version, with or without a local part."""
+    """True if it is a pre-release or a development version, with or without a local part."""
     is_local: bool
-    """Whether it has a local part: of DeepSpeed, a build from a commit; of torch, any wheel."""
+    """True if it has a local part: of DeepSpeed, a build from a commit; of torch, any wheel."""
 
 
 def binds(
@@ -84,7 +84,7 @@ def binds(
     *,
     use_nccl2: str | None = None,
 ) -> Binding:
-    """Whether `deepspeed.init_distributed()` leaves the default group bound to a device.
+    """True if `deepspeed.init_distributed()` leaves the default group bound to a device.
 
     Args:
         deepspeed: its version, or None where torch alone forms the group.
@@ -196,7 +196,7 @@ _NAMES: Mapping[str, str] = {DEEPSPEED: "DeepSpeed", TORCH: "torch"}
 def _by_deepspeed(
     deepspeed: str | None, torch: str, accelerator: str, world_size: int
 ) -> _Behaviour:
-    """Whether DeepSpeed passes device_id."""
+    """True if DeepSpeed passes device_id."""
     table = _table()
     gate = table["gate"]
     if deepspeed is None:
@@ -232,7 +232,7 @@ def _passes(row: Mapping[str, Any], accelerator: str, world_size: int) -> bool |
 
 
 def _by_torch(torch: str, backend: str, env: Mapping[str, str | None]) -> _Behaviour:
-    """Whether torch binds by itself."""
+    """True if torch binds by itself."""
     mine = _parse(torch)
     if mine is None:
         return _Behaviour(None, f"has a version that cannot be read: {torch}")
@@ -296,7 +296,7 @@ def _after(version: _Version, release: str) -> bool:
 
 
 def _is_newer(version: str, minor: str) -> bool:
-    """Whether a version is newer than a release, or than all of a minor version."""
+    """True if a version is newer than a release, or than all of a minor version."""
     mine, other = _parse(version), _parse(minor)
     assert other is not None
     numbers = len(minor.split("."))

@@ -78,12 +78,12 @@ def judge_groups(attempts: Mapping[str, Sequence[Attempt]]) -> Iterator[Finding]
 
 
 def is_first(name: str) -> bool:
-    """Whether a round of this name repeats no other."""
+    """True if a round of this name repeats no other."""
     return not name.endswith((AGAIN, COMPARED))
 
 
 def is_open(attempt: Attempt) -> bool:
-    """Whether an attempt failed or hung, and no member of it is seen to be to blame."""
+    """True if an attempt failed or hung, and no member of it is seen to be to blame."""
     return attempt.is_unexplained or attempt.is_failed or attempt.is_mixed_up
 
 

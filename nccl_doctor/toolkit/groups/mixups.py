@@ -21,7 +21,7 @@ _INT64_BYTES = 8
 
 
 def was_cut_off(outcome: Outcome) -> bool:
-    """Whether gloo ended this process because of a message of unexpected size.
+    """True if gloo ended this process because of a message of unexpected size.
 
     The process that dies received the message: often it did nothing wrong.
     Source: `Pair::prepareRead` in gloo/transport/tcp/pair.cc.

@@ -70,7 +70,7 @@ def _miscounted(members: Sequence[Evidence]) -> dict[int, tuple[str, bool]]:
 
 
 def _is_other(made: Mapping[str, Any]) -> bool:
-    """Whether a group has other ranks than those that were requested."""
+    """True if a group has other ranks than those that were requested."""
     return bool(made.get("ranks", made["expected"]) != made["expected"])
 
 

@@ -46,7 +46,7 @@ def seconds_of(attempt: Attempt, size: int) -> float:
 
 
 def was_busy(attempt: Attempt) -> bool:
-    """Whether a member waited for its CPU at the largest size: then the times mean little."""
+    """True if a member waited for its CPU at the largest size: then the times mean little."""
     parts = [each for m in attempt.members for each in m.outcome.facts[TIMED][-1:]]
     return any(was_starved(each["cpu"]) for each in parts)
 

@@ -58,5 +58,5 @@ def _say(ctx: Context, name: str, look: Callable[[], Mapping[str, Any]]) -> None
 
 
 def _asks(ctx: Context) -> bool:
-    """Whether this member asks RAS: a few do, spread over the group and its hosts."""
+    """True if this member asks RAS: a few do, spread over the group and its hosts."""
     return ctx.position % max(1, len(ctx.group) // _ASKERS) == 0

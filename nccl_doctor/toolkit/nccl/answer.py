@@ -121,7 +121,7 @@ class LibraryAnswer:
 
 
 def _is_unexpected(name: str, text: str | None, reading: ReadValue) -> bool:
-    """Whether the table of variables says that NCCL reads a text in another way than it does."""
+    """True if the table of variables says that NCCL reads a text in another way than it does."""
     row = table().variables.get(name)
     if text is None:
         return reading.taken

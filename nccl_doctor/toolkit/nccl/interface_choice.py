@@ -99,7 +99,7 @@ class Filter:
         return cls(exclude, exact, tuple(filter(None, names))[:MAX_INTERFACES])
 
     def admits(self, interface: str) -> bool:
-        """Whether an interface of this name may be used; an empty list matches every name."""
+        """True if an interface of this name may be used; an empty list matches every name."""
         listed = not self.names or any(
             interface == name if self.exact else interface.startswith(name) for name in self.names
         )
@@ -350,7 +350,7 @@ def neighbourhood(own: str) -> str:
 
 
 def has_infiniband(root: Path = Path("/")) -> bool:
-    """Whether a verbs device (InfiniBand or RoCE, not EFA) has an active port."""
+    """True if a verbs device (InfiniBand or RoCE, not EFA) has an active port."""
     return any(
         port["state"] == "ACTIVE" and speaks_verbs(port)
         for port in rdma_ports(root / "sys/class/infiniband")

@@ -74,7 +74,7 @@ def plugin_candidates(plugin: str, of: PluginType = NET) -> Sequence[str]:
 
 
 def is_linked_in(plugin: str) -> bool:
-    """Whether a value means a plug-in that is linked into the program: any beginning of its name,
+    """True if a value means a plug-in that is linked into the program: any beginning of its name,
     as NCCL compares it.
     """
     return bool(plugin) and _STATIC.startswith(plugin.upper())

@@ -77,7 +77,7 @@ def cuda_releases(cluster: Cluster, host: Host) -> Set[str]:
 
 
 def knows_plugin(nccl: str | None, of: PluginType) -> bool:
-    """Whether a release of NCCL may look for plug-ins of this type at all."""
+    """True if a release of NCCL may look for plug-ins of this type at all."""
     number = release(nccl)[:2]
     return not number or number >= _READ[of][0][0]
 
@@ -100,7 +100,7 @@ def plugin_range(nccl: str | None, of: PluginType = NET) -> tuple[int, int | Non
 
 
 def takes_plugin(nccl: str | None, versions: Collection[int], of: PluginType = NET) -> bool:
-    """Whether a release of NCCL may accept a plug-in that exports these versions."""
+    """True if a release of NCCL may accept a plug-in that exports these versions."""
     oldest, newest = plugin_range(nccl, of)
     return any(oldest <= each and (newest is None or each <= newest) for each in versions)
 

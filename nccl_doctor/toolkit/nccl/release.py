@@ -26,27 +26,27 @@ class NcclRelease:
 
     @property
     def home_by_variable(self) -> bool:
-        """Whether ~ is HOME; before 2.30.3 it is the home folder in the user database."""
+        """True if ~ is HOME; before 2.30.3 it is the home folder in the user database."""
         return not self.number or self.number >= (2, 30, 3)
 
     @property
     def reads_conf_file_variable(self) -> bool:
-        """Whether NCCL_CONF_FILE names a file that is read in place of ~/.nccl.conf."""
+        """True if NCCL_CONF_FILE names a file that is read in place of ~/.nccl.conf."""
         return not self.number or self.number >= (2, 23, 4)
 
     @property
     def wants_carrier(self) -> bool:
-        """Whether it takes running interfaces only, and those of libvirt last."""
+        """True if it takes running interfaces only, and those of libvirt last."""
         return not self.number or self.number >= (2, 28, 3)
 
     @property
     def strips_carriage_return(self) -> bool:
-        """Whether a line of a configuration file may end as Windows writes it."""
+        """True if a line of a configuration file may end as Windows writes it."""
         return self.home_by_variable  # both came in 2.30.3
 
     @property
     def subnet_inverted(self) -> bool:
-        """Whether NCCL_COMM_ID takes the first IPv4 address that is *not* in its subnet."""
+        """True if NCCL_COMM_ID takes the first IPv4 address that is *not* in its subnet."""
         return not self.rccl and (2, 29, 2) <= self.number < (2, 30, 3)
 
 

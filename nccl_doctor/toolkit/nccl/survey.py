@@ -204,7 +204,7 @@ def by_answer(
 
 
 def _differs(answer: LibraryAnswer, bootstrap: InterfaceChoice) -> bool:
-    """Whether NCCL takes another interface than by the rules, or refuses and these do not."""
+    """True if NCCL takes another interface than by the rules, or refuses and these do not."""
     if answer.result is None or not (bootstrap.picks or bootstrap.problem):
         return False
     if answer.result:

@@ -198,7 +198,7 @@ def _outcome(number: int, address: str, took_s: float, said: Icmp | None, *, hel
 
 
 def _is_own(address: str) -> bool:
-    """Whether a numeric address is one of this host."""
+    """True if a numeric address is one of this host."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -209,7 +209,7 @@ def _is_own(address: str) -> bool:
 
 
 def has_route(address: str) -> bool:
-    """Whether this host has a route to a numeric address, by its own tables; sends nothing."""
+    """True if this host has a route to a numeric address, by its own tables; sends nothing."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:

@@ -1,4 +1,4 @@
-"""Whether this host has a free port to call from."""
+"""True if this host has a free port to call from."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Icmp:
     no_host: bool
 
     def is_from(self, address: str) -> bool:
-        """Whether the host that was called sent it; the kernel names no zone (`%eth0`)."""
+        """True if the host that was called sent it; the kernel names no zone (`%eth0`)."""
         return self.sender == address.partition("%")[0]
 
 

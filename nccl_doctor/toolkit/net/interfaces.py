@@ -102,14 +102,14 @@ def interfaces_above(name: str, root: Path = host.ROOT) -> set[str]:
 
 
 def leads_inside(name: str) -> bool:
-    """Whether an interface leads only to what is in this host: containers, virtual machines, the
+    """True if an interface leads only to what is in this host: containers, virtual machines, the
     addresses of services, a BlueField card.
     """
     return bool(_INSIDE.fullmatch(name))
 
 
 def is_virtual(name: str) -> bool:
-    """Whether an interface is a tunnel, or one of containers or virtual machines, by its name.
+    """True if an interface is a tunnel, or one of containers or virtual machines, by its name.
 
     Other hosts may reach it, but hardly by the network of the job. A bridge that a person named,
     as OpenShift's br-ex, holds the address of the host itself.
@@ -119,7 +119,7 @@ def is_virtual(name: str) -> bool:
 
 @lru_cache(maxsize=_MANY)
 def is_loopback(address: str) -> bool:
-    """Whether a numeric address is 127.0.0.0/8 or ::1 (also v4-mapped)."""
+    """True if a numeric address is 127.0.0.0/8 or ::1 (also v4-mapped)."""
     ip = ipaddress.ip_address(address.split("%", maxsplit=1)[0])
     mapped = getattr(ip, "ipv4_mapped", None)
     return bool((mapped or ip).is_loopback)
@@ -142,13 +142,13 @@ def first_bindable(answers: Iterable[str], own: Collection[str]) -> str:
 
 @lru_cache(maxsize=_MANY)
 def is_link_local(address: str) -> bool:
-    """Whether a numeric address is fe80::/10 or 169.254.0.0/16: not routable."""
+    """True if a numeric address is fe80::/10 or 169.254.0.0/16: not routable."""
     return bool(ipaddress.ip_address(address.split("%", maxsplit=1)[0]).is_link_local)
 
 
 @lru_cache(maxsize=_MANY)
 def is_alone(network: str) -> bool:
-    """Whether a network holds one address only (/32, /128), and so says nothing of neighbours.
+    """True if a network holds one address only (/32, /128), and so says nothing of neighbours.
 
     GCE, Calico, the VPC CNI of EKS and DHCPv6 give hosts such addresses.
     """

@@ -55,7 +55,7 @@ def ephemeral_range(port: int, root: Path = ROOT) -> tuple[int, int] | None:
 
 
 def may_bind(port: int, root: Path = ROOT) -> bool:
-    """Whether this process may bind the port: it is not a low one, or the process may bind them."""
+    """True if this process may bind the port: it is not a low one, or the process may bind them."""
     start = _setting("ip_unprivileged_port_start", root).strip() or "1024"
     return port >= int(start) or has_capability(NET_BIND_SERVICE, root)
 

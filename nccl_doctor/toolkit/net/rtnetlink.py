@@ -88,7 +88,7 @@ def vrf_of(interface: str) -> str:
 
 
 def leads_back(address: str, peer: str, interface: str) -> bool | None:
-    """Whether answers to a peer leave by the interface on which its packets come; None where the
+    """True if answers to a peer leave by the interface on which its packets come; None where the
     kernel may not be asked.
 
     Args:
@@ -165,7 +165,7 @@ def _neighbours() -> list[tuple[str, str, int, int]]:
 
 
 def _add_neighbours(found: list[tuple[str, str, int, int]], answer: bytes) -> bool:
-    """Whether more parts of the answer are to come."""
+    """True if more parts of the answer are to come."""
     at = 0
     while at + _HEADER.size <= len(answer):
         size, kind, *_ = _HEADER.unpack_from(answer, at)

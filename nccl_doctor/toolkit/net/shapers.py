@@ -49,7 +49,7 @@ def shapers() -> dict[str, str]:
 
 
 def read_part(found: dict[str, str], answer: bytes) -> bool:
-    """Whether more parts of the answer are to come; what this one says is added."""
+    """True if more parts of the answer are to come; what this one says is added."""
     at = 0
     while at + _HEADER.size <= len(answer):
         size, kind, *_ = _HEADER.unpack_from(answer, at)

@@ -204,13 +204,13 @@ def _has_lost(entry: Mapping[str, Any]) -> bool:
 
 
 def loses_heavily(cluster: Cluster) -> bool:
-    """Whether a road or a host loses so much that every further exchange of hosts takes seconds."""
+    """True if a road or a host loses so much that every further exchange of hosts takes seconds."""
     losses = read_losses(cluster)
     return any(losses.of(cause).share >= HEAVY for cause in losses.causes)
 
 
 def roads_are_slow(cluster: Cluster) -> bool:
-    """Whether roads lose packets, or take only some of several new connections: groups then need
+    """True if roads lose packets, or take only some of several new connections: groups then need
     longer to form, as TCP waits for what was lost.
     """
     return cluster.once(roads_are_slow, _READ, lambda: _roads_are_slow(cluster))
@@ -288,12 +288,12 @@ def _lossy(
 
 
 def _is_told(lost: LostSegments) -> bool:
-    """Whether a connection of the store has lost so much that its road is lossy."""
+    """True if a connection of the store has lost so much that its road is lossy."""
     return _is_proven(lost) or (lost.lost >= _TOLD_LOST and lost.share >= _TOLD_SHARE)
 
 
 def _is_proven(lost: LostSegments) -> bool:
-    """Whether so much was lost in one try that a second one would only take longer."""
+    """True if so much was lost in one try that a second one would only take longer."""
     return lost.lost >= _PROVEN_LOST and lost.share >= HEAVY
 
 

@@ -222,7 +222,7 @@ def read_calls(reports: Iterable[tuple[Rank, Mapping[str, Any]]], backend: str) 
 
 
 def gloo_calls(own: str, other: str) -> bool | None:
-    """Whether gloo connects from one address to the other, rather than back; None where their
+    """True if gloo connects from one address to the other, rather than back; None where their
     families differ or one is not known.
 
     Of two ranks the one whose address is the greater, byte by byte, connects, with lazy connections

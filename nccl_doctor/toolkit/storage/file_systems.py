@@ -29,12 +29,12 @@ def mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:
 
 
 def is_network(kind: str) -> bool:
-    """Whether hosts with the same source of this type have the same files."""
+    """True if hosts with the same source of this type have the same files."""
     return _NETWORK.fullmatch(kind) is not None
 
 
 def may_be_shared(kind: str) -> bool:
-    """Whether files that several hosts see there are more than those of one machine."""
+    """True if files that several hosts see there are more than those of one machine."""
     return is_network(kind) or _BY_SERVER.fullmatch(kind) is not None
 
 

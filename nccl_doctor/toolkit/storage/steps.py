@@ -136,7 +136,7 @@ class PathDesk(Desk):
         return {"sees": sees, **({"feels": feels} if feels else {})}
 
     def _is_there(self, name: str, token: str) -> bool:
-        """Whether another host's file can be seen, with what it has written."""
+        """True if another host's file can be seen, with what it has written."""
         if not _NAME.fullmatch(name):
             return False
         try:
@@ -162,7 +162,7 @@ class PathDesk(Desk):
         return {"lock_error": ""}
 
     def _is_locked(self, name: str) -> bool | None:
-        """Whether another host's lock on its file is felt here; None if that cannot be tried."""
+        """True if another host's lock on its file is felt here; None if that cannot be tried."""
         try:
             handle = self._open(name, os.O_RDWR)
         except OSError:

@@ -162,7 +162,7 @@ class Settings:
 
     @property
     def connects_at_once(self) -> bool:
-        """Whether init_process_group itself connects NCCL, so that no later call needs the store
+        """True if init_process_group itself connects NCCL, so that no later call needs the store
         for that.
         """
         return self._process_group == "nccl2"

@@ -148,7 +148,7 @@ def allowed(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_known(name: str) -> bool:
-    """Whether the table says what reads a variable, or what it is of: a plug-in, a build."""
+    """True if the table says what reads a variable, or what it is of: a plug-in, a build."""
     known = table()
     library = known.library_of(name)
     return name in known.variables or (library is not None and library.ignores(name))

@@ -142,12 +142,12 @@ class Variable:
 
     @property
     def is_aid(self) -> bool:
-        """Whether it is a debugging aid, at least with some values."""
+        """True if it is a debugging aid, at least with some values."""
         return bool(self.leftovers)
 
     @property
     def as_nccl(self) -> bool:
-        """Whether its text is read with the functions of C, as NCCL and its plug-ins do."""
+        """True if its text is read with the functions of C, as NCCL and its plug-ins do."""
         return self.library in ("nccl", "inspector")
 
     @property
@@ -176,7 +176,7 @@ class TableLibrary:
     in_files_prefixes: tuple[str, ...] = ()
 
     def ignores(self, name: str) -> bool:
-        """Whether a name under its prefixes belongs to a build, an image or a plug-in."""
+        """True if a name under its prefixes belongs to a build, an image or a plug-in."""
         return any(fnmatchcase(name, pattern) for pattern in self.ignored)
 
 

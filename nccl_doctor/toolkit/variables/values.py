@@ -117,7 +117,7 @@ def misread(variable: Variable, text: str) -> Misread | None:
 
 
 def reads_otherwise(variable: Variable, text: str, value: str, *, taken: bool) -> bool:
-    """Whether a library reads a text in another way than it does by these rules.
+    """True if a library reads a text in another way than it does by these rules.
 
     Args:
         variable: whose text it is.
@@ -171,7 +171,7 @@ def _bad_number(variable: Variable, text: str) -> Misread | None:
 
 
 def _is_junk(variable: Variable, text: str) -> bool:
-    """Whether the library ignores a part of the text, or reads it as octal."""
+    """True if the library ignores a part of the text, or reads it as octal."""
     if not variable.as_nccl:
         return variable.kind == "int" and not _DECIMAL.fullmatch(text.rstrip())
     found = _NUMBER.fullmatch(text.rstrip())
