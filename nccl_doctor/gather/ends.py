@@ -161,7 +161,7 @@ class Departure:
 
     @classmethod
     def from_json(cls, data: object) -> Departure:
-        """Inverse of `tell`; ValueError for what it cannot have made."""
+        """Inverse of `tell_left`; ValueError for what it cannot have made."""
         node = Node("departure", data)
         node.number("seat", 0, MAX_SEATS)
         return cls(node.get("seat", int), signal_in(node))
