@@ -123,6 +123,11 @@ def page(check: Check) -> str:
     return inspect.getdoc(module) or inspect.getdoc(type(check)) or ""
 
 
+def question(check: Check) -> str:
+    """First line of the page of a check: the question that it answers."""
+    return page(check).partition("\n")[0].strip()
+
+
 def _not_ours(folder: str) -> str:
     """Reason to leave out the plug-ins of a folder: it is the working directory, and another user
     may have put them there. Empty for every other folder.

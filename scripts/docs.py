@@ -21,7 +21,7 @@ from nccl_doctor.cli import cli  # noqa: E402
 from nccl_doctor.cli.help import PROGRAM  # noqa: E402
 from nccl_doctor.model.check import Check  # noqa: E402
 from nccl_doctor.model.findings import Layer  # noqa: E402
-from nccl_doctor.registry import Registry  # noqa: E402
+from nccl_doctor.registry import Registry, question  # noqa: E402
 from nccl_doctor.report.manual import check_page, code_page  # noqa: E402
 
 FOLDERS = ("checks", "codes")
@@ -99,7 +99,7 @@ def _checks(checks: Sequence[Check]) -> str:
     ]
     for layer in Layer:
         rows = [
-            f"| [{check.name}]({check.name}.md) | {_question(check)} | {check.level.value} |"
+            f"| [{check.name}]({check.name}.md) | {question(check)} | {check.level.value} |"
             for check in checks
             if check.layer is layer
         ]
@@ -123,10 +123,6 @@ def _codes(found: Registry, codes: Iterable[str]) -> str:
         ]
         lines += _table(layer, ("code", "fault", "severity"), rows)
     return _page("\n".join(["# Finding codes", "", *lines]), "[All checks](../checks/README.md)")
-
-
-def _question(check: Check) -> str:
-    return registry.page(check).partition("\n")[0].strip()
 
 
 def _table(layer: Layer, head: tuple[str, ...], rows: Sequence[str]) -> Iterator[str]:

@@ -65,7 +65,7 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.groups.attempts import GROUP_READS, attempt_deadline, attempts_of
 from nccl_doctor.toolkit.groups.culprits import judge_groups, rounds_again
 from nccl_doctor.toolkit.groups.exercise import Exercise
-from nccl_doctor.toolkit.groups.forming import form_world
+from nccl_doctor.toolkit.groups.forming import form_world, stay_until_all_have_formed_it
 from nccl_doctor.toolkit.groups.kinds import GROUP_KINDS, GROUP_NEEDS
 from nccl_doctor.toolkit.mesh import (
     mesh_in_words,
@@ -162,6 +162,7 @@ class DeviceMesh(Check):
         else:
             for name, (handle, rank, size) in groups.items():
                 tester.alone(name, handle, rank, size, _ELEMENTS)
+        stay_until_all_have_formed_it(ctx)  # a rank outside of the mesh is done at once
         return {
             **tester.facts(),
             "mesh": mesh_in_words(mesh),

@@ -41,10 +41,14 @@ PROJECTS = ("deepspeed", "nccl", "pytorch")
         ),
     ),
 )
-@click.argument("project", type=click.Choice(PROJECTS))
-@click.argument("file")
+@click.argument(
+    "project",
+    metavar=f"{{{'|'.join(PROJECTS)}}}",
+    shell_complete=lambda ctx, param, begin: [name for name in PROJECTS if name.startswith(begin)],
+)
+@click.argument("file", metavar="FILE", required=False)
 @with_options("issue")
-def issue(project: str, file: str, no_redact: bool, redact_key: str | None) -> None:
+def issue(project: str, file: str | None, no_redact: bool, redact_key: str | None) -> None:
     """Print the issue form of a project, filled in from a saved report.
 
     It begins with whether the finding can be a fault of that project at all.
@@ -54,6 +58,11 @@ def issue(project: str, file: str, no_redact: bool, redact_key: str | None) -> N
     from nccl_doctor.registry import installed
     from nccl_doctor.report.issue import NAMES, comment, fill, form_of, upstream_fault
 
+    if project not in PROJECTS or file is None:
+        given = file or ("FILE" if project in PROJECTS else project)
+        raise click.UsageError(
+            f"PROJECT is one of {', '.join(PROJECTS)}: nccl-doctor report issue PROJECT {given}"
+        )
     saved = read_to_print(file)
     cover = _cover(_beside(file), file, no_redact, redact_key)
     if cover is not None:

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import importlib.resources
+import json
 import shutil
+import sys
 import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from nccl_doctor.cli.help import ASK_EXITS, PROGRAM, Manual
 from nccl_doctor.cli.params import Code
+
+if TYPE_CHECKING:
+    from nccl_doctor.registry import Registry
+
+_TOOL_S = 2.0
+"""Time limit to ask which firewall this host has."""
+
+
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 
 
 @click.command(
@@ -18,43 +31,61 @@ from nccl_doctor.cli.params import Code
     exits=ASK_EXITS,
     examples=(
         ("All checks", "nccl-doctor checks"),
-        ("Only the checks of speed", "nccl-doctor checks | grep speed"),
+        ("Only the codes of speed", "nccl-doctor checks | grep speed"),
     ),
 )
-def checks() -> None:
+@_as_json
+def checks(as_json: bool) -> None:
     """List the installed checks, built-in and plug-in, in the order in which they run.
 
-    Each line shows the layer, the scope (once per host, or on every rank), the cost, the
-    distribution that the check comes from, and every code that it can find. A plug-in that cannot
-    be loaded is named on stderr.
+    On a terminal: each check with its layer, its scope (once per host, or on every rank), its cost,
+    the distribution that it comes from, and every code that it can find. In a pipe: one line for
+    each code. A plug-in that cannot be loaded is named on stderr.
     """
-    from tabulate import tabulate
-
     from nccl_doctor import registry
     from nccl_doctor.system.terminal import complain, safe
 
     found = registry.load()
     rows = [
-        [
-            check.name,
-            check.layer.value,
-            check.scope.value,
-            check.cost,
-            safe(found.origins[check.name]),
-            " ".join(kind.code for kind in check.kinds),
-        ]
+        {
+            "check": check.name,
+            "layer": check.layer.value,
+            "scope": check.scope.value,
+            "cost": check.cost,
+            "from": safe(found.origins[check.name]),
+            "finds": [kind.code for kind in check.kinds],
+        }
         # In the order of the run: checks that need no peers come before the sign-in.
         for check in sorted(found.checks, key=lambda check: check.together)
     ]
-    head = ["check", "layer", "scope", "cost", "from", "finds"]
-    room = shutil.get_terminal_size((100, 24)).columns
-    taken = sum(max(len(str(row[i])) for row in [head, *rows]) + 2 for i in range(5))
-    for row in rows:  # tabulate would break a code at its hyphens
-        width = max(30, room - taken)
-        row[5] = textwrap.fill(row[5], width, break_on_hyphens=False, break_long_words=False)
-    click.echo(tabulate(rows, head, "simple", disable_numparse=True))
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+    elif sys.stdout.isatty():
+        click.echo(_table(rows))
+    else:
+        for row in rows:
+            for code in row.pop("finds"):
+                click.echo("  ".join((f"{code:32}", *map(str, row.values()))))
     for problem in found.problems:
         complain(f"{problem.code}: {problem.message}")
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The checks, each with its codes, no wider than the terminal."""
+    from tabulate import tabulate
+
+    room = shutil.get_terminal_size((100, 24)).columns
+    names = [name for name in rows[0] if name != "finds"]
+    width = sum(
+        max(len(str(row[name])) for row in [*rows, {n: n for n in names}]) for name in names
+    )
+    width = max(30, room - width - 2 * len(names))
+    shown = [
+        # tabulate would break a code at its hyphens
+        {**row, "finds": textwrap.fill(" ".join(row["finds"]), width, break_on_hyphens=False)}
+        for row in rows
+    ]
+    return str(tabulate(shown, "keys", "simple", disable_numparse=True))
 
 
 @click.command(
@@ -63,32 +94,80 @@ def checks() -> None:
     exits=ASK_EXITS,
     examples=(
         ("A code from a report", "nccl-doctor explain peer-one-way"),
+        ("Codes with a word in their name", "nccl-doctor explain mtu"),
         ("A check", "nccl-doctor explain firewall"),
     ),
 )
 @click.argument("code", type=Code())
-def explain(code: str) -> None:
-    """Print the page of a finding code: how to fix it, why it matters, how it is found.
+@click.option(
+    "--all", "whole", is_flag=True, help="Add other firewalls, and the pages of the checks."
+)
+@_as_json
+def explain(code: str, whole: bool, as_json: bool) -> None:
+    """Print one screen on a finding code: its meaning, how to fix it, when it is wrong.
 
-    Where a firewall is the cause, the fix is told for nft, iptables, firewalld, ufw, the security
-    groups of clouds and NetworkPolicy. The pages of the checks that find it follow: what they look
-    at, when they are wrong, and the sources of their rules. CODE may also be the name of a check.
-    docs/codes and docs/checks hold the same pages.
+    Where a firewall is the cause, the fix is told for the one of this host; with --all also for
+    nft, iptables, firewalld, ufw, the security groups of clouds and NetworkPolicy, with the pages
+    of the checks that find it and the sources of their rules. CODE may also be the name of a check,
+    or a part of a name: then the codes that have it are listed. docs/codes and docs/checks hold the
+    same pages.
     """
     from nccl_doctor import registry
-    from nccl_doctor.report.manual import check_page, code_page
+    from nccl_doctor.report.manual import check_page, code_page, code_screen
     from nccl_doctor.toolkit.suggest import suggest
 
     found = registry.load()
     named = {check.name: check for check in found.checks}
-    if code in found.kinds:
-        page = code_page(found, code)
+    if code not in found.kinds and code not in named:
+        names, part = [*found.kinds, *named], code.strip().replace("_", "-")
+        holding = sorted({name for name in names if part and part in name.replace("_", "-")})
+        if not holding:
+            hint = suggest(code, names) or f"; `{PROGRAM} checks` lists them"
+            raise click.UsageError(f'no check or finding code is named "{code}"{hint}')
+        if len(holding) > 1:
+            click.echo(_listed(found, holding, as_json=as_json))
+            return
+        code = holding[0]
+    if as_json:
+        click.echo(_listed(found, [code], as_json=True))
     elif code in named:
-        page = check_page(named[code])
+        click.echo(check_page(named[code]))
+    elif whole:
+        click.echo(code_page(found, code))
     else:
-        hint = suggest(code, [*found.kinds, *named]) or f"; `{PROGRAM} checks` lists them"
-        raise click.UsageError(f'no check or finding code is named "{code}"{hint}')
-    click.echo(page)
+        from nccl_doctor.toolkit.firewall.rulesets import tool_here
+
+        click.echo(code_screen(found, code, tool_here(_TOOL_S)))
+
+
+def _listed(found: Registry, names: Sequence[str], *, as_json: bool) -> str:
+    """Codes and checks with what they mean, one on each line."""
+    from tabulate import tabulate
+
+    from nccl_doctor import registry
+
+    rows = []
+    for name in names:
+        if name in found.kinds:
+            kind = found.kinds[name][0]
+            rows.append(
+                {
+                    "code": name,
+                    "title": kind.title,
+                    "why": kind.why,
+                    "fix": str(kind.fix),
+                    "layer": kind.layer.value,
+                    "severity": kind.severity.value,
+                    "checks": list(found.owners.get(name, ())),
+                }
+            )
+        else:
+            (check,) = (check for check in found.checks if check.name == name)
+            rows.append({"check": name, "title": registry.question(check)})
+    if as_json:
+        return json.dumps(rows, indent=1)
+    lines = [(row.get("code") or row["check"], row["title"]) for row in rows]
+    return str(tabulate(lines, tablefmt="plain", disable_numparse=True))
 
 
 @click.command(

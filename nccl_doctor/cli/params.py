@@ -143,7 +143,7 @@ def _items(begin: str, before: str = "") -> Iterator[CompletionItem[Any]]:
 
     found = registry.load()
     about = {code: kind.title for code, (kind, _) in found.kinds.items()}
-    about |= {check.name: registry.page(check).partition("\n")[0] for check in found.checks}
+    about |= {check.name: registry.question(check) for check in found.checks}
     for name in sorted(about):
         if name.startswith(begin):
             yield CompletionItem(f"{before}{name}", help=about[name])

@@ -17,6 +17,7 @@ from nccl_doctor.registry import Registry
 from nccl_doctor.report.story import recipe_for
 
 _WIDTH = 100
+_WRONG = "When it is wrong"
 _RULE = "-" * 72
 _OBSERVES = {Scope.HOST: "once per host", Scope.RANK: "every rank"}
 _ON: Mapping[object, str] = {On.EVERY: "every host", On.OTHERS: "the other hosts"}
@@ -38,6 +39,43 @@ def code_page(found: Registry, code: str) -> str:
     pages = [kind_page(kind, owners)]
     pages += [check_page(named[name]) for name in owners if name in named]
     return f"\n\n{_RULE}\n\n".join(pages)
+
+
+def code_screen(found: Registry, code: str, tool: str = "") -> str:
+    """One screen on a finding code: its meaning, the fix with this firewall `tool`, when it is
+    wrong, and the questions of the checks that find it.
+
+    Raises:
+        KeyError: nothing installed has this code.
+    """
+    kind = found.kinds[code][0]
+    named = {check.name: check for check in found.checks}
+    checks = [named[name] for name in found.owners.get(code, ()) if name in named]
+    by = [f"{check.name}: {registry.question(check)}" for check in checks]
+    wrong = [part for check in checks if (part := _section(registry.page(check), _WRONG))]
+    lines = [
+        *_heading(kind.code),
+        f"{kind.title}.",
+        "",
+        *_paragraph(kind.why),
+        "",
+        *_heading("How to fix", "-"),
+        *_fix(kind.fix),
+        *(["", *recipe.splitlines()] if (recipe := recipe_for(code, tool)) else []),
+        "",
+        *(([*_heading(_WRONG, "-"), shown(wrong[0]), ""]) if wrong else []),
+        *_heading("Checks that find it", "-"),
+        *(_bullets(iter(by)) if by else ["none: it is found by the engine"]),
+        "",
+        f"All of it: nccl-doctor explain --all {code}",
+    ]
+    return "\n".join(lines)
+
+
+def _section(page: str, heading: str) -> str:
+    """Text below a heading of a page; empty without it."""
+    _, _, rest = page.partition(f"{heading}\n{'-' * len(heading)}\n")
+    return re.split(r"\n\n\S[^\n]*\n-{4,}\n", rest)[0].strip()
 
 
 def check_page(check: Check) -> str:

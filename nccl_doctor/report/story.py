@@ -495,11 +495,24 @@ def _some(texts: Iterable[str]) -> str:
 
 
 _CODES = "codes:"
+_TOOL = re.compile(r"firewalld|ufw|iptables|nft|AWS|Azure|Google Cloud|Kubernetes")
+"""Beginning of what a recipe says for one tool."""
 
 
-def recipe_for(code: str) -> str:
-    """Text of the recipe for a code; empty where there is none."""
-    return next((text for codes, text in recipes() if code in codes), "")
+def recipe_for(code: str, tool: str = "") -> str:
+    """Text of the recipe for a code; empty where there is none. `tool`: only what is for all, and
+    for this one of the firewalls (`nft`).
+    """
+    text = next((text for codes, text in recipes() if code in codes), "")
+    if not (tool and re.search(rf"^{tool}\b", text, re.MULTILINE)):
+        return text
+    kept, here = [], ""
+    for block in text.split("\n\n"):
+        if begins := _TOOL.match(block):
+            here = begins[0]
+        if here in ("", tool):
+            kept.append(block)
+    return "\n\n".join(kept)
 
 
 def recipes() -> list[tuple[tuple[str, ...], str]]:

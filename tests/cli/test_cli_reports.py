@@ -12,10 +12,14 @@ import pytest
 from nccl_doctor import registry
 from nccl_doctor.api import Finding, Where
 from nccl_doctor.judge.conclusion import conclude
+from nccl_doctor.report import manual
 from nccl_doctor.report.formats import json as json_format
 from tests.cli.program import error_of, program
 from tests.support.clusters import make_cluster
 from tests.support.reports import RUN, SCHEMA, kind, made_check, validate
+
+SCREEN = 60
+"""Most lines of what `explain` prints without --all."""
 
 
 @pytest.fixture
@@ -52,11 +56,11 @@ def test_explain_prints_the_page(code):
     for part in (kind_.title, kind_.why, kind_.fix):
         assert " ".join(part.replace("`", "").split()) in words
     assert "How to fix" in done.stdout
-    assert registry.page(check).splitlines()[0] in done.stdout
+    assert registry.question(check) in " ".join(done.stdout.split())
 
 
 def test_checks_come_in_the_order_in_which_they_run():
-    names = [line.split()[0] for line in program("checks").stdout.splitlines() if line.strip()]
+    names = [row["check"] for row in json.loads(program("checks", "--json").stdout)]
     checks = [check for check in registry.load().checks if check.name in names]
     alone = [check.name for check in checks if not check.together]
     together = [check.name for check in checks if check.together]
@@ -77,7 +81,43 @@ def test_explain_prints_the_page_of_a_check():
 
 
 def test_explain_knows_the_engines_own():
-    assert "check: none: found by the engine" in program("explain", "rank-silent").stdout
+    assert "check: none: found by the engine" in program("explain", "--all", "rank-silent").stdout
+    assert "none: it is found by the engine" in program("explain", "rank-silent").stdout
+
+
+def test_explain_is_one_screen():
+    for code, (kind_, _) in registry.load().kinds.items():
+        screen = manual.code_screen(registry.load(), code, "nft")
+        assert len(screen.splitlines()) <= SCREEN, code
+        assert " ".join(kind_.title.split()) in " ".join(screen.split()), code
+
+
+def test_explain_tells_the_fix_for_one_firewall():
+    screens = {
+        tool: manual.code_screen(registry.load(), "peer-one-way", tool)
+        for tool in ("nft", "firewalld", "ufw", "iptables", "")
+    }
+    words = {"nft": "nft insert", "firewalld": "--add-source", "ufw": "ufw prepend", "": "AWS"}
+    for tool, command in words.items():
+        found = {each for each, screen in screens.items() if command in screen}
+        assert found == {tool, ""}, tool
+    assert "--all peer-one-way" in screens["nft"]
+
+
+def test_explain_finds_a_part_of_a_name():
+    listed = program("explain", "mtu").stdout.splitlines()
+    assert {line.split()[0] for line in listed} >= {"mtu-blackhole", "mtu-differs"}
+    assert all(len(line.split()) > 2 for line in listed)
+    assert program("explain", "peer_one").stdout == program("explain", "peer-one-way").stdout
+    (found,) = json.loads(program("explain", "--json", "peer-one-way").stdout)
+    assert (found["code"], found["severity"]) == ("peer-one-way", "fail")
+    assert "firewall" in found["checks"]
+
+
+def test_checks_in_a_pipe_are_one_line_for_each_code():
+    lines = program("checks").stdout.splitlines()
+    assert [line.split()[0] for line in lines].count("peer-one-way") == 1
+    assert len(lines) == sum(len(check.kinds) for check in registry.load().checks)
 
 
 def test_show(saved):

@@ -125,7 +125,10 @@ BAD = {
     "run --redact --redact-key no/key": "--redact-key: cannot read no/key: No such file",
     "run --redact --redact-key /dev/null": "--redact-key /dev/null: a key needs at least 8",
     "report issue nccl no.json": "cannot read no.json: No such file or directory",
-    "report issue linux x": "'linux' is not one of 'deepspeed', 'nccl', 'pytorch'",
+    "report issue linux x": "PROJECT is one of deepspeed, nccl, pytorch: nccl-doctor report issue "
+    "PROJECT x",
+    "report issue x.json": "nccl-doctor report issue PROJECT x.json",
+    "report issue nccl": "nccl-doctor report issue PROJECT FILE",
     "report issue nccl x --no-redact --redact-key k": "cannot read x: No such file",
     "report bundle no.json": "cannot read no.json: No such file or directory",
     "report bundle no.json --log no.log": "--log no.log: no such file",

@@ -129,7 +129,7 @@ def test_a_page_begins_with_what_explain_prints() -> None:
             page = (DOCS / "checks" / f"{check.name}.md").read_text("utf-8")
             assert page.startswith(check_page(check) + "\n\n")
     for name, folder in (("peer-one-way", "codes"), ("rank-silent", "codes"), ("ranks", "checks")):
-        printed = program("explain", name).stdout
+        printed = program("explain", "--all", name).stdout
         assert printed
         assert (DOCS / folder / f"{name}.md").read_text("utf-8").startswith(printed + "\n")
 

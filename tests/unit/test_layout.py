@@ -197,7 +197,7 @@ def test_every_kind_is_explained():
 
 @pytest.mark.parametrize("kinds", [BUILT_IN[0].kinds, ENGINE_KINDS, REMOTE_KINDS, HISTORY_KINDS])
 def test_what_explain_prints_is_that_page(kinds):
-    printed = CliRunner().invoke(cli, ["explain", kinds[0].code])
+    printed = CliRunner().invoke(cli, ["explain", "--all", kinds[0].code])
     assert printed.exit_code == 0
     assert printed.output == manual.code_page(FOUND, kinds[0].code) + "\n"
 

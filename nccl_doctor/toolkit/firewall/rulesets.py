@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -342,12 +343,23 @@ def read_rules(timeout_s: float = 3.0, root: Path = Path("/")) -> Rules:
         chains += parse_iptables(saved6, "ip6tables", 6)
     readable = nft is not None or saved is not None
     problems = "; ".join(reader.problems)
-    managers = []
+    managers = tuple(_managers(reader, root))
+    return Rules(readable, "" if readable else problems, managers, tuple(chains))
+
+
+def tool_here(timeout_s: float, root: Path = Path("/")) -> str:
+    """Tool by which the firewall of this host is set: `firewalld` or `ufw` where they are on, else
+    `nft` or `iptables`; empty where none is installed.
+    """
+    found = [*_managers(_ToolRunner(timeout_s), root), *filter(shutil.which, ("nft", "iptables"))]
+    return next(iter(found), "")
+
+
+def _managers(reader: _ToolRunner, root: Path) -> Iterator[str]:
     if (reader.run("firewall-cmd", "--state") or "").strip() == "running":
-        managers.append("firewalld")
+        yield "firewalld"
     if _ufw_is_on(root):
-        managers.append("ufw")
-    return Rules(readable, "" if readable else problems, tuple(managers), tuple(chains))
+        yield "ufw"
 
 
 def _ufw_is_on(root: Path) -> bool:

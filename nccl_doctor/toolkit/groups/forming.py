@@ -23,6 +23,8 @@ from nccl_doctor.toolkit.nccl.ras import ADDRESS, own_address
 
 _WARNS, _TELLS = ("WARN", "INFO", "ABORT", "TRACE"), ("INFO", "ABORT", "TRACE")
 """Levels of NCCL_DEBUG that show warnings, and those that show every step."""
+_FORMED, _ALL_FORMED = "nccl-doctor/formed", "nccl-doctor/all-formed"
+"""Keys in the store of a round: how many have formed its group, and that all have."""
 _IOLBF = 1
 """Line buffering, in <stdio.h> of glibc and musl."""
 
@@ -67,6 +69,21 @@ def form_world(
         **({"device_id": device} if bind else {}),
     )
     return device
+
+
+def stay_until_all_have_formed_it(ctx: Context) -> None:
+    """Keep the connections of the default group until every member has formed it.
+
+    gloo forms the group on a rank as soon as all connections of that rank stand. To one that is
+    still connecting to others, the end of this process would be a peer that closed its connection,
+    and the group would fail there. Ends a second before the deadline, whoever does not come.
+    """
+    assert ctx.peers is not None
+    store = ctx.peers.store()
+    if store.add(_FORMED, 1) == len(ctx.group):
+        store.set(_ALL_FORMED, "1")
+    with contextlib.suppress(RuntimeError):  # not all came: that is found on those
+        store.wait([_ALL_FORMED], datetime.timedelta(seconds=max(0.001, ctx.left() - 1)))
 
 
 def take_device(ctx: Context, name: str) -> Any:
