@@ -124,7 +124,7 @@ class Effect(Enum):
     can have made it."""
     CUTS_OFF = "cuts off"
     """Takes the whole network from a host or a link."""
-    LOSS = "loss"
+    LOSS = "not heard"
     """Only means that a participant was not heard, or not any longer."""
     ONE_PROCESS = "one process"
     """Was done to one process, if it is certain, and not by what other hosts have."""

@@ -149,9 +149,13 @@ def by_kind(findings: Iterable[Finding]) -> list[list[Finding]]:
     return list(groups.values())
 
 
-def explained_by(group: Iterable[Finding], name: Callable[[str], str] = str) -> str:
+def explained_by(
+    group: Iterable[Finding],
+    name: Callable[[str], str] = str,
+    words: Callable[[str], str] = str,
+) -> str:
     """`explained by port-blocked: same place, lower layer`, of findings of one kind; empty if none
-    is explained. `name`: how a code is written.
+    is explained. `name`, `words`: how a code and a reason are written.
     """
     reasons: dict[str, dict[str, None]] = {}
     for finding in group:
@@ -160,7 +164,7 @@ def explained_by(group: Iterable[Finding], name: Callable[[str], str] = str) -> 
                 {finding.explained_why: None} if finding.explained_why else {}
             )
     causes = [
-        f"{name(code)}{': ' if why else ''}{', '.join(sorted(why))}"
+        f"{name(code)}{': ' if why else ''}{', '.join(map(words, sorted(why)))}"
         for code, why in sorted(reasons.items())
     ]
     return f"explained by {'; '.join(causes)}" if causes else ""

@@ -108,7 +108,9 @@ def _explained(places: PlaceWords, report: Report) -> str:
     lines = []
     for group in by_kind(explained):
         where = Where.union(finding.where for finding in group)
-        lines.append(f"{code(group[0].code)}{_place(places, where)}: {explained_by(group, code)}")
+        lines.append(
+            f"{code(group[0].code)}{_place(places, where)}: {explained_by(group, code, prose)}"
+        )
     return _list("Explained by the above, gone when it is fixed", lines)
 
 
