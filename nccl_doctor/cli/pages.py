@@ -76,15 +76,12 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 
     room = shutil.get_terminal_size((100, 24)).columns
     names = [name for name in rows[0] if name != "finds"]
-    width = sum(
-        max(len(str(row[name])) for row in [*rows, {n: n for n in names}]) for name in names
+    taken = sum(2 + max(len(name), *(len(row[name]) for row in rows)) for name in names)
+    # tabulate would break a code at its hyphens
+    wrap = textwrap.TextWrapper(
+        max(30, room - taken), break_on_hyphens=False, break_long_words=False
     )
-    width = max(30, room - width - 2 * len(names))
-    shown = [
-        # tabulate would break a code at its hyphens
-        {**row, "finds": textwrap.fill(" ".join(row["finds"]), width, break_on_hyphens=False)}
-        for row in rows
-    ]
+    shown = [{**row, "finds": wrap.fill(" ".join(row["finds"]))} for row in rows]
     return str(tabulate(shown, "keys", "simple", disable_numparse=True))
 
 

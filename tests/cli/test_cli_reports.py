@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import subprocess
+import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,6 +117,25 @@ def test_explain_finds_a_part_of_a_name():
     (found,) = json.loads(program("explain", "--json", "peer-one-way").stdout)
     assert (found["code"], found["severity"]) == ("peer-one-way", "fail")
     assert "firewall" in found["checks"]
+
+
+def test_checks_on_a_terminal_are_a_table_that_breaks_no_code():
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-m", "nccl_doctor", "checks"]
+    with subprocess.Popen(words, env={**os.environ, "COLUMNS": "90"}, stdout=theirs) as program_:
+        os.close(theirs)
+        pieces = []
+        with suppress(OSError):  # EIO: nobody holds the other end
+            while piece := os.read(ours, 1 << 16):
+                pieces.append(piece)
+    os.close(ours)
+    assert program_.returncode == 0
+    lines = b"".join(pieces).decode().splitlines()
+    assert lines[0].split() == ["check", "layer", "scope", "cost", "from", "finds"]
+    found = registry.load()
+    assert {check.name for check in found.checks} <= {each.partition(" ")[0] for each in lines}
+    codes = {kind_.code for check in found.checks for kind_ in check.kinds}
+    assert codes <= set(" ".join(lines).split())
 
 
 def test_checks_in_a_pipe_are_one_line_for_each_code():
