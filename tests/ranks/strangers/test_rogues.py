@@ -30,7 +30,8 @@ from tests.ranks.strangers.rogues import AFTER, BEFORE, LARGE, Rogue, Target, fi
 pytestmark = pytest.mark.xdist_group("torch")
 
 SECRET = Seal(b"secret" * 8)
-LATER_S = 1.0
+LATER_S = 2.5
+"""Shorter than any wait that a stranger could prolong: `GOODBYE_S`, the shortest, is 3 s."""
 KEYED, OPENLY = 1.3, 1.5
 """Most memory of rank 0, as a multiple of what it takes without strangers."""
 
