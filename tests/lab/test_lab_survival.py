@@ -41,7 +41,7 @@ def slowed(host: Host, comm: str, stopped_s: float, runs_s: float) -> Iterator[l
 def test_a_store_that_answers_slowly_costs_time_and_nothing_else(lab: Lab) -> None:
     with slowed(lab["nd0"], "ncd:store_serve", 0.6, 0.05) as stops:
         run = lab.plain_doctor(*MEET, *PATIENT)
-    assert len(stops) > 1, str(run)
+    assert stops, str(run)
     check_clean(run, HEALTHY_S)
     assert run.codes == [0, 0], str(run)
     assert run.report is not None
