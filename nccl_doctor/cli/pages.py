@@ -132,9 +132,11 @@ def explain(code: str, whole: bool, as_json: bool) -> None:
     elif whole:
         click.echo(code_page(found, code))
     else:
+        from nccl_doctor.report.story import recipe_for
         from nccl_doctor.toolkit.firewall.rulesets import tool_here
 
-        click.echo(code_screen(found, code, tool_here(_TOOL_S)))
+        tool = tool_here(_TOOL_S) if recipe_for(code) else ""  # it starts programs
+        click.echo(code_screen(found, code, tool))
 
 
 def _listed(found: Registry, names: Sequence[str], *, as_json: bool) -> str:
