@@ -120,8 +120,8 @@ class Effect(Enum):
     """The host itself is broken, for every job: a scheduler may take it out of service if the
     finding is certain and a failure."""
     STAYS_IN_SERVICE = "stays in service"
-    """Exception of one finding from `DRAINS`: the fact is certain, and a setting or a program on the
-    host can have made it."""
+    """Exception of one finding from `DRAINS`: the fact is certain, and a setting or a program on
+    the host can have made it."""
     CUTS_OFF = "cuts off"
     """Takes the whole network from a host or a link."""
     LOSS = "not heard"

@@ -32,7 +32,6 @@ _ELEMENTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """Form → element → elements that are kept in it; others are skipped with all that they hold."""
 _LONGEST = 254
 """Bytes of a name or a value."""
-_BLANKS = b" \n\r"
 
 
 @dataclass(frozen=True)
