@@ -127,8 +127,8 @@ LOADER_STALLED = Kind(
     title="A rank did not come to the collective in time",
     why="It was alive and did something else for longer than the time-out: it read data, wrote a "
     "checkpoint or compiled. The ranks that print the time-out are not at fault.",
-    fix="find out what this rank did: give its data loader a timeout, or let torch.distributed wait "
-    "longer than its slowest step",
+    fix="find out what this rank did; give its data loader a timeout, or let torch.distributed "
+    "wait longer than its slowest step",
 )
 CAUSE_NOT_TOLD = Kind(
     code="cause-not-told",
