@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from nccl_doctor.autopsy.kinds import AUTOPSY_KINDS
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.findings import Finding, Kind, Layer, Level, Scope, Severity, Turn
 from nccl_doctor.model.kinds import (
@@ -153,7 +154,13 @@ class _NamedChecks:
         self.owners: dict[str, tuple[str, ...]] = {}
         self.kinds: dict[str, tuple[Kind, Check | None]] = {
             kind.code: (kind, None)
-            for kind in (*ENGINE_KINDS, *BESIDE_KINDS, *REMOTE_KINDS, *HISTORY_KINDS)
+            for kind in (
+                *ENGINE_KINDS,
+                *BESIDE_KINDS,
+                *REMOTE_KINDS,
+                *HISTORY_KINDS,
+                *AUTOPSY_KINDS,
+            )
         }
 
     def add(self, target: str, origin: str, find: Callable[[], Any]) -> None:

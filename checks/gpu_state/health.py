@@ -15,6 +15,7 @@ from nccl_doctor.toolkit.gpu.kinds import (
     PCIE_DEGRADED,
 )
 from nccl_doctor.toolkit.gpu.nvml import LOST
+from nccl_doctor.toolkit.gpu.xid import asks_for_nothing, xid_of
 from nccl_doctor.toolkit.shared_kinds import (
     GPU_FORBIDDEN,
     GPU_UNHEALTHY,
@@ -28,7 +29,6 @@ from .nvlinks import c2c_troubles, fabric_troubles, link_troubles
 from .peers import HostGpus, Peers
 from .trouble import Gpu, Trouble, is_readable
 from .users import Users, busy_troubles
-from .xid import asks_for_nothing, xid_of
 
 _SURE = ("RESET_REQUIRED", "IRQ_ISSUE", "INSUFFICIENT_POWER")
 _BROKEN = ("UNKNOWN", "TIMEOUT", *_SURE)

@@ -126,7 +126,8 @@ LOADER_STALLED = Kind(
     layer=Layer.RANKS,
     title="A rank did not come to the collective in time",
     why="It was alive and did something else for longer than the time-out: it read data, wrote a "
-    "checkpoint or compiled. The ranks that print the time-out are not at fault.",
+    "checkpoint, compiled, or never called this collective. The ranks that print the time-out are "
+    "not at fault.",
     fix="find out what this rank did; give its data loader a timeout, or let torch.distributed "
     "wait longer than its slowest step",
 )
@@ -174,6 +175,17 @@ RANK_KILLED = replace(
         title="A rank was killed",
         why="It did not end by itself: the kernel killed it for lack of memory, or a scheduler or "
         f"a person did. {_OTHERS}",
+    ),
+    severity=Severity.FAIL,
+)
+RANK_SILENT = replace(
+    engine.RANK_SILENT.variant(
+        title="A rank was gone, and nothing here says how it ended",
+        why="The others lost it. It was killed, it crashed, or it ended with exit code 0.",
+        fix=Fix(
+            look(shell("dmesg -T | grep -i -e oom -e killed -e segfault"), "on its host"),
+            alternatives=["give the text of the launcher as well: it holds the exit codes"],
+        ),
     ),
     severity=Severity.FAIL,
 )
@@ -249,6 +261,12 @@ NO_ROUTE = Kind(
     title="This host has no route to the master",
     why="The kernel answers that MASTER_ADDR cannot be reached from here.",
     fix=Fix(look(shell("nccl-doctor run"), "says why, with the options of the job")),
+)
+GROUP_INIT_FAILED = groups.INIT_FAILED.variant(
+    title="Ranks could not connect to each other",
+    why="The store was reached; the connections between ranks use other ports, and often another "
+    "interface. The rank that prints it need not be on the host that is at fault.",
+    fix=Fix(look(shell("nccl-doctor run"), "finds the link and the cause, with the job's options")),
 )
 ADDR_UNRESOLVABLE = _ADDR_UNRESOLVABLE
 COLLECTIVE_FAILED = groups.FAILED.variant(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import click
 
 from nccl_doctor import __version__
+from nccl_doctor.cli.autopsy import autopsy
 from nccl_doctor.cli.completion import complete_files, completion
 from nccl_doctor.cli.examination import env, run
 from nccl_doctor.cli.help import PROGRAM, RUN_EXITS, ManualGroup, need_command
@@ -46,6 +47,6 @@ def cli(ctx: click.Context, /) -> None:
     need_command(ctx)
 
 
-for _command in (run, env, checks, explain, report, schema, completion):
+for _command in (run, env, autopsy, checks, explain, report, schema, completion):
     cli.add_command(_command)
 complete_files(cli)

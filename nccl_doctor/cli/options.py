@@ -25,8 +25,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 Types = tuple[type, ...]
 
 _EXAMINE = "run env"
-_JUDGE = "run env judge merge"
-_REPORT = "run env judge merge show"
+_JUDGE = "run env judge merge autopsy"
+_REPORT = "run env judge merge autopsy show"
 _TEXT: Types = (str,)
 _WHOLE: Types = (int,)
 _NUMBER: Types = (int, float)

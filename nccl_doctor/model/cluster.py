@@ -245,8 +245,8 @@ class Host:
 
     @property
     def label(self) -> str:
-        """Name for people: the host name, or the node rank of a host whose name is not known."""
-        return self.name or f"node {self.node_rank}"
+        """Name for people: the host name, or else the node rank; of an autopsy, often neither."""
+        return self.name or ("its host" if self.node_rank is None else f"node {self.node_rank}")
 
 
 @dataclass(frozen=True)

@@ -285,6 +285,7 @@ _TYPES: Mapping[str, type[Any]] = {
     "options": dict,
     "baseline": dict,
     "redacted_with": str,
+    "source": str,
 }
 
 
@@ -294,8 +295,9 @@ class RunRecord:
 
     `started` is ISO 8601, in UTC. `options` and `baseline` (`Comparison.record`) are kept as JSON,
     so that a key of another version is not lost. `redacted_with` identifies the key of the
-    pseudonyms. `alone` says that one host was examined by itself (`nccl-doctor env`). `extra` are
-    keys that are written and never read, and those that this version does not know or cannot read.
+    pseudonyms. `source` is "autopsy" for a job that is over; None for an examination. `alone` says
+    that one host was examined by itself (`nccl-doctor env`). `extra` are keys that are written and
+    never read, and those that this version does not know or cannot read.
     """
 
     id: str | None = None
@@ -306,6 +308,7 @@ class RunRecord:
     options: Mapping[str, Any] = field(default_factory=dict)
     baseline: Mapping[str, Any] | None = None
     redacted_with: str | None = None
+    source: str | None = None
     alone: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 

@@ -119,7 +119,7 @@ class TextReport:
             _explained(page, places, report)
             _warnings(page, places, steps, report)
             _not_tested(page, report)
-            if report.verdict in ("pass", "warn") and not report.run.alone:
+            if report.verdict in ("pass", "warn") and not (report.run.alone or report.run.source):
                 _card(page, report, checks)
             if self._verbose:
                 _infos(page, places, report)
@@ -372,6 +372,8 @@ def _tested(check: CheckResult) -> str:
 
 def counts(report: Report) -> str:
     """One line: numbers of checks, hosts and ranks, the duration, the exit code."""
+    if report.run.source:
+        return _counts_of_autopsy(report)
     statuses = Counter(check.status for check in report.checks)
     names = {
         Status.PASS: "passed",
@@ -392,6 +394,18 @@ def counts(report: Report) -> str:
     parts = [f"checks: {', '.join(numbers) or 'none'}", hosts, ranks]
     if took is not None:
         parts.append(f"{took:.1f} s")
+    return " · ".join([*parts, f"exit code {report.exit_code}"])
+
+
+def _counts_of_autopsy(report: Report) -> str:
+    """One line: what was read, of how many ranks, the duration, the exit code."""
+    files, size = report.run.extra.get("files"), report.run.extra.get("bytes")
+    ranks = len(report.cluster.ranks)
+    parts = [
+        f"read: {files} file{'s' * (files != 1)}, {size / 1e6:.1f} MB" if size else "read: nothing",
+        f"{ranks} rank{'s' * (ranks != 1)} in them",
+        f"{report.run.duration_s or 0:.1f} s",
+    ]
     return " · ".join([*parts, f"exit code {report.exit_code}"])
 
 

@@ -26,7 +26,7 @@ MAKERS = {
     Path("nccl_doctor/model/commands.py"),
     Path("nccl_doctor/model/fixes.py"),
     Path("nccl_doctor/toolkit/advice.py"),  # tables of ours, and what it looks through
-    Path("checks/gpu_state/xid.py"),  # a table of ours
+    Path("nccl_doctor/toolkit/gpu/xid.py"),  # a table of ours
     Path("nccl_doctor/judge/own_fixes.py"),  # comments of a file
 }
 """Modules that may call a text a command."""

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.api import Command, Fix, Severity, Step, look, shell
+from nccl_doctor.model.commands import Command, shell
+from nccl_doctor.model.findings import Severity
+from nccl_doctor.model.fixes import Fix, Step, look
 from nccl_doctor.toolkit.tables import read_table
 
 _RECOVERY = 154

@@ -1,0 +1,122 @@
+"""The whole of an autopsy: from files to a report."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from nccl_doctor import __version__
+from nccl_doctor.autopsy.console import Raised, Told, read_console
+from nccl_doctor.autopsy.inputs import Content, found_in, read_error_file
+from nccl_doctor.autopsy.kinds import CAUSE_NOT_TOLD
+from nccl_doctor.autopsy.ranks import JobEnd, Source, job_of
+from nccl_doctor.autopsy.rules import first_failure, victims
+from nccl_doctor.model.cluster import Cluster, Host, Rank
+from nccl_doctor.model.findings import Finding, Level
+from nccl_doctor.model.report import Report, RunRecord
+
+NOTHING = "Nothing in the given text shows a failure of a rank"
+"""Summary of a job that ended well, or whose text ends before it failed."""
+
+
+@dataclass
+class Read:
+    """Inputs that were read, for the report: their number, and their bytes."""
+
+    files: int = 0
+    size: int = 0
+
+
+def examine(paths: Sequence[str], standard_input: BinaryIO, *, started: str) -> Report:
+    """The report of what a job left; `started` is now, as ISO 8601 in UTC.
+
+    Raises:
+        ValueError: an input cannot be read, or there is none.
+    """
+    began = time.monotonic()
+    read = Read()
+    job = job_of(_consoles(paths, standard_input, read))
+    if not read.files:
+        raise ValueError(f"{', '.join(paths)}: there is no text of a job, and no dump")
+    cause = first_failure(job)
+    findings = [] if cause is None else [cause, *victims(job, cause)]
+    run = RunRecord(
+        id=secrets.token_hex(8),
+        started=started,
+        launcher="none",
+        command=shlex.join(("nccl-doctor", "autopsy", *paths)),
+        duration_s=round(time.monotonic() - began, 3),
+        source="autopsy",
+        extra={"files": read.files, "bytes": read.size},
+    )
+    return report_of(job, findings, run)
+
+
+def report_of(job: JobEnd, findings: Sequence[Finding], run: RunRecord) -> Report:
+    """The report on findings of a job, the cause first."""
+    roots = findings[:1]
+    told = [finding for finding in roots if finding.code != CAUSE_NOT_TOLD.code]
+    verdict, code = ("fail", 1) if told else ("unknown", 3) if roots else ("pass", 0)
+    return Report(
+        verdict=verdict,
+        exit_code=code,
+        summary=roots[0].kind.title if roots else NOTHING,
+        run=run,
+        cluster=_cluster(job),
+        root_causes=tuple(roots),
+        findings=tuple(findings),
+        tool={"name": "nccl-doctor", "version": __version__},
+    )
+
+
+def _consoles(
+    paths: Sequence[str], standard_input: BinaryIO, read: Read
+) -> Iterator[tuple[Source, Iterable[Raised | Told]]]:
+    """Every text of the job, with what it says."""
+    for found in found_in(paths, standard_input):
+        source = Source.named(found.name)
+        if found.content is Content.CONSOLE:
+            yield source, read_console(found.stream)
+        elif found.content is Content.ERROR_FILE:
+            yield source, read_error_file(found.whole(), found.name)
+        elif found.content is Content.REPORT:
+            raise ValueError(
+                f"{found.name} is a report of nccl-doctor: nccl-doctor report show {found.name}"
+            )
+        else:
+            raise ValueError(f"{found.name} is a {found.content.value}; these are not read yet")
+        read.files += 1
+        read.size += found.size
+
+
+def _cluster(job: JobEnd) -> Cluster:
+    """The ranks of a job and their hosts, as far as its text names them."""
+    names = sorted({rank.host for rank in job.ranks.values()} - {""})
+    hosts = [Host(id=i, name=name, node_rank=None, reported=True) for i, name in enumerate(names)]
+    nobody = Host(id=len(hosts), name=None, node_rank=None, reported=False)
+    by_name = {host.name or "": host for host in hosts}
+    ranks = [
+        Rank(
+            seat=number,
+            rank=number,
+            local_rank=rank.local_rank,
+            host=by_name.get(rank.host, nobody),
+            reported=bool(rank.ended or rank.calls),
+            pid=rank.pid,
+        )
+        for number, rank in sorted(job.ranks.items())
+    ]
+    if any(rank.host is nobody for rank in ranks):
+        hosts.append(nobody)
+    return Cluster(
+        world_size=max(job.size, 1),
+        nnodes=max(len(names), 1),
+        backend="",
+        level=Level.QUICK,
+        hosts=tuple(hosts),
+        ranks=tuple(ranks),
+    )
