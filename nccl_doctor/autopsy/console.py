@@ -18,7 +18,9 @@ _PIECE = 8 << 20
 _LONGEST = 1 << 16
 """Bytes of a line that are read."""
 _TRACEBACK_LINES = 400
-"""Lines in which an exception has to end, after its first or after another one's first."""
+_TRACEBACK_LINES_EACH = 50
+"""Lines in which exceptions have to end, after the first line of the last one: lines of ranks that
+end together are mixed, so there are more for each that is open."""
 _MORE_LINES = 5
 """Lines behind the name of an exception that are read: NCCL says there what its error is."""
 
@@ -246,7 +248,8 @@ class _ConsoleReader:
             chained = origin in self._chained
             if now is not None and now.error and not chained:
                 yield now
-            self._lines_left = _TRACEBACK_LINES
+            open_ones = len(self._open)
+            self._lines_left = _TRACEBACK_LINES + _TRACEBACK_LINES_EACH * open_ones
             self._open[origin] = Raised(
                 self._number,
                 origin,

@@ -12,6 +12,7 @@ import os
 import stat
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -27,6 +28,7 @@ _LARGEST_DUMP = 256 << 20
 """Bytes of a file that is read as a whole."""
 _MOST_FILES = 100_000
 _HEAD = 4096
+_DAMAGED = (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
 
 
 class Content(Enum):
@@ -78,10 +80,10 @@ def found_in(paths: Iterable[str], standard_input: BinaryIO) -> Iterator[Found]:
                 if count > _MOST_FILES:
                     raise ValueError(f"{path}: there are more than {_MOST_FILES} files")
                 yield found
+        except _DAMAGED as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
         except OSError as error:
             raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
-        except (zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
-            raise ValueError(f"{path} is a damaged archive: {error}") from error
 
 
 def _in_path(path: str, standard_input: BinaryIO) -> Iterator[Found]:
@@ -164,7 +166,10 @@ class _Bounded(io.RawIOBase):
         self._stream, self._name, self.left = stream, name, _LARGEST
 
     def read(self, size: int = -1) -> bytes:
-        data = self._stream.read(size)
+        try:
+            data = self._stream.read(size)
+        except _DAMAGED as error:
+            raise ValueError(f"{self._name} is damaged: {error}") from error
         self.left -= len(data)
         if self.left < 0:
             raise ValueError(f"{self._name} has more than {_LARGEST / 1e9:.1f} GB")

@@ -64,14 +64,13 @@ def victims(job: JobEnd, cause: Finding) -> Iterator[Finding]:
 
 def _barrier_names_it(job: JobEnd) -> Finding | None:
     """A monitored barrier knows who did not come, and says so on rank 0."""
-    late = sorted(
-        {n for message, _ in job.all("late") for n in numbers_of(message.values["ranks"])}
-    )
-    if not late:
+    if not job.all("late"):
         return None
+    late = [numbers_of(message.values["ranks"]) for message, _ in job.all("late")]
+    ranks = [job.rank(rank) for rank in sorted({rank for each in late for rank in each})]
     message, at = job.all("late")[0]
     words = f"it did not come to a monitored barrier within {message.values['ms']} ms"
-    return _found(kinds.LOADER_STALLED, words, [job.rank(rank) for rank in late], at)
+    return _found(kinds.LOADER_STALLED, words, ranks, at)
 
 
 def _odd_fingerprint(job: JobEnd) -> Finding | None:
@@ -156,9 +155,8 @@ def _cancelled(job: JobEnd) -> Finding | None:
     reason = message.values.get("reason", "").lower()
     if not reason and any(rank.code == _KILL for rank in job.ranks.values()):
         return None  # srun -K cancels the step as a rank was killed
-    return _found(
-        kinds.JOB_STOPPED, f"Slurm cancelled it{f' due to {reason}' * bool(reason)}", [], at
-    )
+    words = f"Slurm cancelled it due to {reason}" if reason else "Slurm cancelled it"
+    return _found(kinds.JOB_STOPPED, words, [], at)
 
 
 def _own_exception(job: JobEnd) -> Finding | None:

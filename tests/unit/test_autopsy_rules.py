@@ -1,0 +1,386 @@
+"""Rules of an autopsy, each on the console of a made-up job, and on real ones."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.autopsy.console import read_console
+from nccl_doctor.autopsy.kinds import AUTOPSY_KINDS
+from nccl_doctor.autopsy.ranks import Source, job_of
+from nccl_doctor.autopsy.rules import first_failure, victims
+from nccl_doctor.model.findings import Confidence, Finding
+from nccl_doctor.registry import load
+from tests.support.consoles import CLOSED, TIMED_OUT, block, job, raised
+
+CONSOLES = Path(__file__).parents[3] / "shared" / "samples" / "consoles"
+CERTAIN, LIKELY, POSSIBLE = Confidence.CERTAIN, Confidence.LIKELY, Confidence.POSSIBLE
+
+
+def found(*texts: str, names: tuple[str, ...] = ()) -> Finding:
+    cause = first_failure(job(*texts, names=names))
+    assert cause is not None
+    return cause
+
+
+def said(finding: Finding) -> tuple[str, tuple[int, ...], Confidence]:
+    return finding.code, finding.where.ranks, finding.confidence
+
+
+def lost(*ranks: int) -> str:
+    return "".join(raised(rank, CLOSED) for rank in ranks)
+
+
+def waited(*ranks: int) -> str:
+    return "".join(raised(rank, TIMED_OUT) for rank in ranks)
+
+
+def test_the_exception_of_a_rank_outranks_victims_that_print_first() -> None:
+    text = lost(1, 3) + raised(2, "KeyError: 'labels'", line=23, name="load_batch") + lost(0)
+    cause = found(text + block({0: 1, 1: 1, 2: 1, 3: 1}, root=1))
+    assert said(cause) == ("rank-raised", (2,), CERTAIN)
+    assert "KeyError: 'labels', at job.py:23 in load_batch" in cause.message
+    assert cause.evidence["line"] == 13
+    others = [*victims(job(text), cause)]
+    assert [(each.code, each.where.ranks) for each in others] == [("collective-failed", (0, 1, 3))]
+    assert others[0].explained_by == "rank-raised"
+
+
+def test_ranks_that_raise_the_same_at_the_same_place_are_named_together() -> None:
+    text = raised(0, CLOSED) + raised(3, "ValueError: nan") + raised(1, "ValueError: nan")
+    assert said(found(text)) == ("rank-raised", (1, 3), CERTAIN)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ("RuntimeError: basic_ios::clear: iostream error", "storage-full"),
+        ("OSError: [Errno 28] No space left on device: '/ckpt/7'", "storage-full"),
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 G",
+            "gpu-out-of-memory",
+        ),
+        ("torch.cuda.OutOfMemoryError: CUDA out of memory.", "gpu-out-of-memory"),
+    ],
+)
+def test_some_exceptions_have_a_code_of_their_own(error: str, code: str) -> None:
+    assert said(found(lost(0) + raised(3, error))) == (code, (3,), CERTAIN)
+
+
+def test_an_exception_in_which_a_lost_connection_was_handled_is_a_victims() -> None:
+    wrapped = raised(1, CLOSED) + "[rank1]: \n[rank1]: During handling of the above exception, an"
+    wrapped += "other exception occurred:\n[rank1]: \n" + raised(1, "RuntimeError: step failed")
+    cause = found(wrapped + raised(2, "KeyError: 3"))
+    assert said(cause) == ("rank-raised", (2,), CERTAIN)
+    assert said(found(wrapped + lost(0, 3) + block({0: 1, 1: 1, 3: 1}, root=1)))[0] != "rank-raised"
+
+
+def test_the_error_of_nccl_stands_behind_the_exception() -> None:
+    error = (
+        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:219, remote process\n"
+        "[rank1]: ncclRemoteError: A call failed possibly due to a network error or a remote"
+    )
+    text = raised(1, error) + raised(0, "AssertionError")
+    assert said(found(text)) == ("rank-raised", (0,), CERTAIN)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [(-9, "rank-killed"), (-11, "rank-crashed"), (-7, "rank-crashed"), (-6, "rank-crashed")],
+)
+def test_a_signal_outranks_the_root_of_the_block(code: int, expected: str) -> None:
+    text = lost(0, 2) + block({0: -15, 1: code, 2: 1, 3: -15}, root=0)
+    cause = found(text)
+    assert said(cause) == (expected, (1,), CERTAIN)
+    assert "(process 1001)" in cause.message
+
+
+def test_sigabrt_without_an_active_exception_is_the_end_of_a_process_that_left() -> None:
+    text = "terminate called without an active exception\n" + lost(0, 1, 3)
+    assert said(found(text + block({0: 1, 1: 1, 2: -6, 3: 1}, root=2)))[:2] == ("rank-exited", (2,))
+
+
+def test_the_kernel_log_tells_why_a_rank_was_killed() -> None:
+    dmesg = "[12.1] Memory cgroup out of memory: Killed process 1001 (python3) total-vm:9kB\n"
+    text = lost(0, 2) + block({0: 1, 1: -9, 2: 1}, root=1)
+    assert said(found(text, dmesg)) == ("out-of-memory-kill", (1,), CERTAIN)
+    other = dmesg.replace("1001", "77")
+    assert said(found(text, other)) == ("rank-killed", (1,), CERTAIN)
+
+
+def test_a_broken_gpu_outranks_the_error_of_its_process() -> None:
+    text = raised(2, "RuntimeError: CUDA error: unspecified launch failure") + lost(0, 1)
+    text += block({0: 1, 1: 1, 2: 1}, root=2)
+    xid = "NVRM: Xid (PCI:0000:3b:00): {}, pid=1002, name=python\n"
+    assert said(found(text, xid.format(79))) == ("gpu-xid", (2,), CERTAIN)
+    assert said(found(text, xid.format(43))) == ("rank-raised", (2,), CERTAIN)  # a follow-up
+
+
+@pytest.mark.parametrize("signal", ["SIGTERM", "SIGHUP"])
+def test_a_signal_to_the_launcher_stops_the_job(signal: str) -> None:
+    number = {"SIGTERM": 15, "SIGHUP": 1}[signal]
+    text = f"W1127 23:1 api.py:1028] Received {number} death signal, shutting down workers\n"
+    cause = found(text + lost(0, 1))
+    assert said(cause) == ("job-stopped", (), CERTAIN)
+    assert signal in cause.message
+
+
+def test_an_interrupt_on_every_rank_comes_from_outside() -> None:
+    every = "".join(raised(rank, "KeyboardInterrupt") for rank in range(4))
+    assert said(found(every)) == ("job-stopped", (), CERTAIN)
+    alone = lost(0, 2, 3) + raised(1, "KeyboardInterrupt")
+    assert said(found(alone)) == ("rank-raised", (1,), CERTAIN)
+
+
+def test_slurm_says_why_it_cancelled() -> None:
+    text = "slurmstepd: error: *** STEP 9.0 ON n1 CANCELLED AT 2026-11-27T23:41 DUE TO TIME LIMIT"
+    cause = found(f"{text} ***\nsrun: error: n1: tasks 0-3: Terminated\n")
+    assert said(cause) == ("job-stopped", (), CERTAIN)
+    assert "due to time limit" in cause.message
+
+
+def test_srun_tells_the_exit_of_each_task() -> None:
+    text = lost(0, 1, 3) + "srun: error: n1: task 2: Exited with exit code 3\n"
+    text += "srun: error: n1: tasks 0-1,3: Exited with exit code 1\n"
+    assert said(found(text)) == ("rank-exited", (2,), CERTAIN)
+    killed = lost(0, 2) + "srun: error: n1: task 1: Killed\n"
+    assert said(found(killed)) == ("rank-killed", (1,), CERTAIN)
+
+
+def test_open_mpi_5_wraps_its_line() -> None:
+    text = "prterun noticed that process rank 1 with PID 4321 on node n1 exited on\nsignal 9"
+    assert said(found(lost(0, 2) + f"{text} (Killed).\n")) == ("rank-killed", (1,), CERTAIN)
+
+
+def test_who_does_not_react_to_sigterm_stood_still() -> None:
+    text = waited(0, 2, 3) + "Unable to shutdown process 1001 via 15, forcefully exiting via 9"
+    cause = found(text + "\n" + block({0: 1, 1: -9, 2: 1, 3: 1}, root=0))
+    assert said(cause) == ("rank-frozen", (1,), CERTAIN)
+
+
+def test_the_silent_rank_among_those_that_timed_out_is_waited_for() -> None:
+    text = waited(0, 1, 2) + block({0: 1, 1: -15, 2: -15, 3: -15}, root=0)
+    cause = found(text)
+    assert said(cause) == ("loader-stalled", (3,), LIKELY)
+    assert [each.where.ranks for each in victims(job(text), cause)] == [(0, 1, 2)]
+
+
+def test_a_monitored_barrier_knows_who_did_not_come() -> None:
+    text = raised(1, "RuntimeError: Rank 1 successfully reached monitoredBarrier, but received err")
+    text += raised(0, "RuntimeError: [Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 9 ms")
+    assert said(found(text)) == ("loader-stalled", (2, 3), CERTAIN)
+
+
+def test_the_rank_that_is_in_no_list_ended_well() -> None:
+    text = lost(0, 1, 3)
+    listed = block({0: -15, 1: 1, 3: -15}, root=1)
+    assert said(found(text + listed)) == ("rank-ended-early", (2,), LIKELY)
+    older = block({1: 1}, root=1, named=False)
+    assert said(found(text + older)) == ("rank-silent", (2,), LIKELY)
+
+
+def test_deepspeed_says_who_ended_well() -> None:
+    spawned = "".join(
+        f"[INFO] [launch.py:256:main] process {1000 + rank} spawned with command: "
+        f"['python', '-u', 'job.py', '--local_rank={rank}']\n"
+        for rank in range(3)
+    )
+    text = spawned + "[launch.py:351:main] Process 1002 exits successfully.\n" + lost(0, 1)
+    assert said(found(text)) == ("rank-ended-early", (2,), CERTAIN)
+
+
+def test_the_fewest_fingerprints_differ() -> None:
+    def call(rank: int, operation: str) -> str:
+        shape = "TensorShape=[4], TensorDtypes=Float, TensorDeviceTypes=TensorOptions(dtype=float)"
+        running = f"Rank {rank} is running collective"
+        return f"{running}: CollectiveFingerPrint(SequenceNumber=3, OpType={operation}, {shape})"
+
+    odd, usual = "BROADCAST", "ALLREDUCE"
+    text = "".join(
+        raised(
+            rank,
+            "RuntimeError: Detected mismatch between collectives on ranks. "
+            f"{call(rank, odd if rank == 1 else usual)}, "
+            f"but {call(other, odd if other == 1 else usual)}.",
+        )
+        for rank, other in ((0, 1), (1, 2), (2, 1), (3, 1))
+    )
+    cause = found(text)
+    assert said(cause) == ("collective-mismatch", (1,), CERTAIN)
+    assert "BROADCAST" in cause.message
+
+
+def test_a_size_that_gloo_refuses_names_nobody() -> None:
+    text = (
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+        "  what():  [enforce fail at pair.cc:446] op.preamble.length <= op.nbytes. 516 vs 512.\n"
+    )
+    cause = found(text + lost(2, 3) + block({0: -6, 2: 1, 3: 1}, root=0))
+    assert said(cause) == ("collective-mismatch", (), POSSIBLE)
+    assert "516 bytes" in cause.message
+
+
+def test_if_all_time_out_the_fewest_that_wait_elsewhere_are_named() -> None:
+    text = waited(0, 1, 3) + raised(2, TIMED_OUT, line=66)
+    assert said(found(text)) == ("collective-missing", (2,), POSSIBLE)
+    tie = waited(0, 2) + raised(1, TIMED_OUT, line=66) + raised(3, TIMED_OUT, line=66)
+    assert said(found(tie)) == ("collective-order", (), POSSIBLE)
+    assert said(found(waited(0, 1, 2, 3)))[:2] == ("cause-not-told", ())
+
+
+def watchdog(rank: int, number: int, operation: str = "ALLREDUCE", size: int = 1024) -> str:
+    return (
+        f"[rank{rank}]:[E1127 12:00:00.123456789 ProcessGroupNCCL.cpp:683] [PG ID 0 PG GUID 0"
+        f"(default_pg) Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum="
+        f"{number}, OpType={operation}, NumelIn={size}, NumelOut={size}, Timeout(ms)=600000) ran "
+        "for 600012 milliseconds before timing out.\n"
+    )
+
+
+def progress(rank: int, enqueued: int) -> str:
+    return (
+        f"[rank{rank}]:[E1127 12:00:00.1 ProcessGroupNCCL.cpp:2241] [PG ID 0 PG GUID 0(default_pg) "
+        f"Rank {rank}]  failure detected by watchdog at work sequence id: 7 PG status: last "
+        f"enqueued work: {enqueued}, last completed work: 6\n"
+    )
+
+
+def test_the_watchdog_of_nccl_tells_who_calls_another_size() -> None:
+    text = "".join(watchdog(rank, 7, size=512 if rank == 5 else 1024) for rank in range(8))
+    cause = found(text)
+    assert said(cause) == ("collective-mismatch", (5,), LIKELY)
+    assert "512 elements" in cause.message
+
+
+def test_the_watchdog_of_nccl_tells_who_is_behind() -> None:
+    text = "".join(
+        watchdog(rank, 7) + progress(rank, 6 if rank == 2 else 9) for rank in (0, 1, 2, 3)
+    )
+    assert said(found(text)) == ("collective-missing", (2,), LIKELY)
+    without = "".join(watchdog(rank, 7) for rank in (0, 1, 3))
+    assert said(found(without)) == ("loader-stalled", (2,), LIKELY)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "ranks"),
+    [
+        (
+            "torch.distributed.DistStoreError: wait timeout after 8000ms, keys: "
+            "/default_pg/0//cpu//0/3",
+            "rank-absent",
+            (3,),
+        ),
+        (
+            "torch.distributed.DistStoreError: Timed out after 9 seconds waiting for clients. 3/4 "
+            "clients joined.",
+            "rank-absent",
+            (),
+        ),
+        (
+            "torch.distributed.DistNetworkError: The client socket has timed out after 8000ms "
+            "while trying to connect to (head, 29500).",
+            "port-refused",
+            (),
+        ),
+        (
+            "torch.distributed.DistNetworkError: The server socket has failed to listen on any "
+            "local network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE",
+            "port-in-use",
+            (),
+        ),
+        (
+            "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:219, unhandled "
+            "system error\n[rank1]: socketStartConnect: Connect to 10.1.1.1<37521> failed : Connecti",
+            "group-init-failed",
+            (),
+        ),
+    ],
+)
+def test_a_launch_that_never_formed(error: str, code: str, ranks: tuple[int, ...]) -> None:
+    cause = found(raised(1, error))
+    assert said(cause) == (code, ranks, CERTAIN)
+
+
+def test_clients_are_hosts_where_a_launcher_counts_them() -> None:
+    agent = (
+        'Traceback (most recent call last):\n  File "/opt/venv/bin/torchrun", line 7, in <module>\n'
+        "torch.distributed.DistStoreError: Timed out after 9 seconds waiting for clients. 1/2 "
+        "clients joined.\n"
+    )
+    cause = found(agent)
+    assert said(cause) == ("host-absent", (), CERTAIN)
+    assert "1 of 2 hosts" in cause.message
+
+
+def test_a_name_that_does_not_resolve() -> None:
+    text = "[W1127 socket.cpp:1] The IPv6 network addresses of (nodeX, 29500) cannot be retrieved "
+    cause = found(f"{text}(gai error: -2 - Name or service not known).\n")
+    assert said(cause) == ("addr-unresolvable", (), CERTAIN)
+    assert "nodeX does not resolve" in cause.message
+
+
+def test_text_without_a_prefix_is_of_the_rank_whose_file_it_is() -> None:
+    text = raised(None, "FileNotFoundError: '/data/tokenizer.json'")
+    others = [raised(rank, CLOSED) for rank in (0, 1)]
+    cause = found(*others, text, names=("out0.log", "out1.log", "out2.log"))
+    assert said(cause) == ("rank-raised", (2,), CERTAIN)
+    one = found(lost(0), text, names=("rank0.log", "rank_2.log"))
+    assert said(one) == ("rank-raised", (2,), CERTAIN)
+
+
+def test_a_thread_that_ends_is_its_rank_where_only_one_is_silent() -> None:
+    text = "Exception in thread Thread-1 (feed):\n" + raised(None, "KeyError: 7") + waited(0, 2, 3)
+    assert said(found(text)) == ("rank-raised", (1,), LIKELY)
+
+
+def test_a_job_that_ended_well_has_no_finding() -> None:
+    assert first_failure(job("step 1 loss 0.5\n[rank0]: done\n" * 50)) is None
+
+
+def test_every_code_of_an_autopsy_is_explained() -> None:
+    known = load().kinds
+    assert {kind.code for kind in AUTOPSY_KINDS} <= set(known)
+
+
+SAME = {
+    "oom-killed": {"out-of-memory-kill", "rank-silent"},
+    "rank-crashed": {"rank-crashed", "rank-silent"},
+    "rank-ended-early": {"rank-ended-early", "rank-silent"},
+    "rank-terminated": {"rank-killed"},
+    "gpu-memory": {"gpu-out-of-memory"},
+    "interrupted": {"job-stopped", "rank-raised"},
+    "terminated-from-outside": {"job-stopped"},
+    "node-missing": {"host-absent"},
+    "master-wrong": {"no-route"},
+    "rank-busy": {"loader-stalled"},
+    "wrong-group": {"loader-stalled", "collective-missing"},
+    "collective-missing": {"collective-missing", "loader-stalled", "collective-mismatch"},
+    "rank-raised": {"rank-raised", "rank-exited"},
+}
+"""Codes that are right for a cause of the samples, where it is not the name itself."""
+
+
+@pytest.mark.skipif(not CONSOLES.is_dir(), reason="the samples are not here")
+def test_real_consoles_name_no_innocent() -> None:
+    truth = json.loads((CONSOLES / "truth.json").read_text())
+    places: Counter[str] = Counter()
+    wrong: list[str] = []
+    codes = 0
+    for name, known in truth.items():
+        consoles = []
+        for file in known["files"]:
+            with open(CONSOLES / file, "rb") as stream:
+                consoles.append((Source.named(file), [*read_console(stream)]))
+        cause = first_failure(job_of(consoles))
+        ranks = [] if cause is None else [*cause.where.ranks]
+        guilty = [rank for rank in known["culprit_ranks"] if isinstance(rank, int)]
+        if ranks and ranks != guilty:
+            wrong.append(f"{name}: {guilty}, not {ranks}")
+        places["right" if ranks == guilty else "not told"] += 1
+        codes += cause is not None and cause.code in SAME.get(known["cause"], {known["cause"]})
+    assert wrong == []
+    assert places["right"] >= 70
+    assert codes >= 78
