@@ -31,9 +31,10 @@ ROOMS = {  # room: (row, column, what it holds); an arrow may only go to a lower
     "checks": (2, 3, "a file or folder each: facts and rules"),
     "registry": (3, 2, "finds the checks"),
     "api": (3, 3, "what every check needs"),
-    "toolkit": (4, 1.5, "what two or more checks share"),
-    "system": (5, 1.5, "processes, deadlines, files, secrets"),
-    "model": (6, 1.5, "records that everybody speaks"),
+    "autopsy": (4, 1.5, "what a dead job left → who failed first"),
+    "toolkit": (5, 1.5, "what two or more checks share"),
+    "system": (6, 1.5, "processes, deadlines, files, secrets"),
+    "model": (7, 1.5, "records that everybody speaks"),
 }
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _EDGE = 262, 48, 22, 40, 16
 

@@ -1,7 +1,7 @@
 """Kinds of findings about a job that died or hangs.
 
 A fact that `run` finds before a job as well has the same code here, in words for a job that is
-over; `AUTOPSY_KINDS` are those that only a job itself can show.
+over: `SHARED_KINDS`. `AUTOPSY_KINDS` are those that only a job itself can show.
 """
 
 from __future__ import annotations
@@ -276,4 +276,21 @@ COLLECTIVE_FAILED = groups.FAILED.variant(
 COLLECTIVE_HANG = groups.HANG.variant(
     title="A collective timed out as another rank did not come",
     why="These ranks waited for the other one.",
+)
+
+SHARED_KINDS = (
+    RANK_KILLED,
+    RANK_SILENT,
+    OUT_OF_MEMORY_KILL,
+    RANK_CRASHED,
+    RANK_FROZEN,
+    RANK_ABSENT,
+    HOST_ABSENT,
+    PORT_IN_USE,
+    PORT_REFUSED,
+    NO_ROUTE,
+    GROUP_INIT_FAILED,
+    ADDR_UNRESOLVABLE,
+    COLLECTIVE_FAILED,
+    COLLECTIVE_HANG,
 )

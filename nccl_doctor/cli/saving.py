@@ -92,7 +92,13 @@ def read_to_judge(file: str) -> Report:
     from nccl_doctor import registry
     from nccl_doctor.judge.own_fixes import without_foreign_fixes
 
-    return without_foreign_fixes(_report_in(file), registry.load())
+    saved = _report_in(file)
+    if saved.run.source:
+        raise click.UsageError(
+            f"{file} is the report of an autopsy, and holds no facts of an examination; give what "
+            "the job left to nccl-doctor autopsy again"
+        )
+    return without_foreign_fixes(saved, registry.load())
 
 
 def _read(file: str) -> bytes:

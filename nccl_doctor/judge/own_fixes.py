@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from nccl_doctor.autopsy.kinds import SHARED_KINDS
 from nccl_doctor.judge.conclusion import judge_again
 from nccl_doctor.model.commands import Command
 from nccl_doctor.model.findings import Finding, Where
@@ -31,6 +32,8 @@ def with_own_fixes(saved: Report, registry: Registry) -> Report:
     if not has_commands(saved):
         return saved
     without = without_foreign_fixes(saved, registry)
+    if saved.run.source:
+        return without  # it has no facts of an examination
     try:
         again = judge_again(without, registry).findings
     except ValueError:  # the facts are not of a whole cluster
@@ -89,7 +92,8 @@ class _OwnFixes:
         if not isinstance(fix, Fix):
             return finding
         kind, _ = self._kinds.get(finding.code, (None, None))
-        own = list(_ways(kind.fix)) if kind is not None else []
+        over = [each for each in SHARED_KINDS if each.code == finding.code]
+        own = [way for each in (*over, *([kind] if kind else ())) for way in _ways(each.fix)]
         others = [self._way(way, finding.where, own) for way in fix.alternatives]
         first = self._way(fix, finding.where, own)
         text = str(fix) if not fix.steps or str(fix) in self._texts or str(fix) in own else ""
