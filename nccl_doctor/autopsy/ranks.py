@@ -178,6 +178,8 @@ class _JobMaker:
         """Take what one console says."""
         self._block, self._root = None, False
         seen = self._seen.setdefault(source.name, set())
+        if source.rank is not None:
+            self._job.rank(source.rank)  # its file is there, even if it says nothing
         for item in items:
             at = Line(source, item.line)
             rank = item.origin.rank
@@ -197,6 +199,8 @@ class _JobMaker:
                 job.launcher.append(ended)
                 self._launched.add(source.name)
         alone = self._of_one_rank()
+        for number in alone.values():
+            job.rank(number)
         for source, ended in self._ended:
             if ended in job.launcher:
                 continue

@@ -293,7 +293,7 @@ def test_the_watchdog_of_nccl_tells_who_is_behind() -> None:
         ),
         (
             "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:219, unhandled "
-            "system error\n[rank1]: socketStartConnect: Connect to 10.1.1.1<37521> failed : Connecti",
+            "system error\n[rank1]: socketStartConnect: Connect to 10.1.1.1<37521> failed : Conne",
             "group-init-failed",
             (),
         ),
