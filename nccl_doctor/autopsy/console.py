@@ -59,7 +59,7 @@ _LAUNCHER = re.compile(
 
 
 @dataclass(frozen=True)
-class Origin:
+class LineOrigin:
     """Process that printed a line, by its prefix: None and "" for what the prefix does not say."""
 
     rank: int | None = None
@@ -94,7 +94,7 @@ class Raised:
     """
 
     line: int
-    origin: Origin
+    origin: LineOrigin
     frames: list[Frame] = field(default_factory=list)
     error: str = ""
     more: list[str] = field(default_factory=list)
@@ -128,7 +128,7 @@ class Told:
     """A message that stands by itself, with its line, which counts from 1."""
 
     line: int
-    origin: Origin
+    origin: LineOrigin
     message: Message
 
 
@@ -136,7 +136,7 @@ class Readable(Protocol):
     """Stream of bytes."""
 
     def read(self, size: int, /) -> bytes:
-        """At most `size` bytes; none at the end."""
+        """Read at most `size` bytes; none at the end."""
         ...
 
 
@@ -148,7 +148,7 @@ def read_console(stream: Readable) -> Iterator[Raised | Told]:
     yield from reader.end()
 
 
-def parted(raw: bytes) -> tuple[Origin, str]:
+def parted(raw: bytes) -> tuple[LineOrigin, str]:
     """The process that a line is of, and its text without prefixes."""
     visible = _ANSI.sub(b"", raw.rstrip(b"\r")[-_LONGEST:]).rpartition(b"\r")[2]
     text = visible.decode("utf-8", "replace")
@@ -159,7 +159,7 @@ def parted(raw: bytes) -> tuple[Origin, str]:
             at = match.end()
             found |= {name: value for name, value in match.groupdict().items() if value}
     rank = found.get("rank") or found.get("task")
-    origin = Origin(
+    origin = LineOrigin(
         rank=int(rank) if rank else None,
         local_rank=int(found["local"]) if "local" in found else None,
         pid=int(found["pid"]) if "pid" in found else None,
@@ -190,13 +190,13 @@ class _ConsoleReader:
         self._wrapped = {row.word: row.lines for row in rows if row.lines > 1}
         self._number = 0
         self._lines_left = 0
-        self._open: dict[Origin, Raised] = {}
-        self._chained: set[Origin] = set()
-        self._threads: set[Origin] = set()
-        self._wrap: tuple[Origin, str, int] | None = None
+        self._open: dict[LineOrigin, Raised] = {}
+        self._chained: set[LineOrigin] = set()
+        self._threads: set[LineOrigin] = set()
+        self._wrap: tuple[LineOrigin, str, int] | None = None
 
     def piece(self, piece: bytes) -> Iterator[Raised | Told]:
-        """What the next lines say."""
+        """Exceptions and messages of the next lines."""
         hits = self._hits(piece)
         at = counted = index = 0
         while at < len(piece):
@@ -242,7 +242,7 @@ class _ConsoleReader:
             for message in messages_in(text):
                 yield Told(self._number, origin, message)
 
-    def _of_exception(self, origin: Origin, text: str) -> Iterator[Raised]:
+    def _of_exception(self, origin: LineOrigin, text: str) -> Iterator[Raised]:
         now = self._open.get(origin)
         if _TRACEBACK in text:
             chained = origin in self._chained

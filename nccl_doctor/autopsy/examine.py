@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import secrets
 import shlex
 import time
@@ -18,6 +20,7 @@ from nccl_doctor.autopsy.rules import first_failure, victims
 from nccl_doctor.model.cluster import Cluster, Host, Rank
 from nccl_doctor.model.findings import Finding, Level
 from nccl_doctor.model.report import Report, RunRecord
+from nccl_doctor.system.helpers import send
 
 NOTHING = "Nothing in the given text shows a failure of a rank"
 """Summary of a job that ended well, or whose text ends before it failed."""
@@ -54,6 +57,28 @@ def examine(paths: Sequence[str], standard_input: BinaryIO, *, started: str) -> 
         extra={"files": read.files, "bytes": read.size},
     )
     return report_of(job, findings, run)
+
+
+def examine_files(paths: Sequence[str], *, started: str) -> Report:
+    """The report of files, which are read in a child: their disk may never answer.
+
+    Raises:
+        ValueError: as `examine`, or the disk does not answer.
+    """
+
+    def work() -> bytes:
+        try:
+            return json.dumps(examine(paths, io.BytesIO(), started=started).to_json()).encode()
+        except ValueError as error:
+            return json.dumps(str(error)).encode()
+
+    try:
+        answer = json.loads(send(paths[0], work))
+    except OSError as error:
+        raise ValueError(f"cannot read {', '.join(paths)}: {error.strerror or error}") from error
+    if isinstance(answer, str):
+        raise ValueError(answer)
+    return Report.from_json(answer)
 
 
 def report_of(job: JobEnd, findings: Sequence[Finding], run: RunRecord) -> Report:
@@ -94,7 +119,7 @@ def _consoles(
 
 
 def _cluster(job: JobEnd) -> Cluster:
-    """The ranks of a job and their hosts, as far as its text names them."""
+    """Cluster of the ranks and hosts that the text names."""
     names = sorted({rank.host for rank in job.ranks.values()} - {""})
     hosts = [Host(id=i, name=name, node_rank=None, reported=True) for i, name in enumerate(names)]
     nobody = Host(id=len(hosts), name=None, node_rank=None, reported=False)

@@ -1,4 +1,4 @@
-"""Files that a job left: found in folders and archives, and told apart by their content.
+"""Files of a dead job, in folders and archives, each with its content.
 
 Nothing is unpacked to a disk, and no more than a bounded part of anything is held in memory.
 """
@@ -19,7 +19,8 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-from nccl_doctor.autopsy.console import Origin, Raised, read_console
+from nccl_doctor.autopsy.console import LineOrigin, Raised, read_console
+from nccl_doctor.system.helpers import alive
 from nccl_doctor.system.terminal import safe
 
 _LARGEST = 2 << 30
@@ -42,7 +43,7 @@ class Content(Enum):
 
 
 @dataclass
-class Found:
+class JobFile:
     """One file to read. `name` is what the user gave, and its path in there."""
 
     name: str
@@ -66,7 +67,7 @@ class Found:
         return data
 
 
-def found_in(paths: Iterable[str], standard_input: BinaryIO) -> Iterator[Found]:
+def found_in(paths: Iterable[str], standard_input: BinaryIO) -> Iterator[JobFile]:
     """Every file in `paths`, one after the other, each until the next; `-` is standard input.
 
     Raises:
@@ -86,7 +87,7 @@ def found_in(paths: Iterable[str], standard_input: BinaryIO) -> Iterator[Found]:
             raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _in_path(path: str, standard_input: BinaryIO) -> Iterator[Found]:
+def _in_path(path: str, standard_input: BinaryIO) -> Iterator[JobFile]:
     if path == "-":
         yield from _opened("standard input", standard_input, given=True)
         return
@@ -104,7 +105,7 @@ def _in_path(path: str, standard_input: BinaryIO) -> Iterator[Found]:
                 yield from _file(str(each), str(each.relative_to(path)), given=False)
 
 
-def _file(path: str, name: str, *, given: bool) -> Iterator[Found]:
+def _file(path: str, name: str, *, given: bool) -> Iterator[JobFile]:
     with open(path, "rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         if size > _LARGEST:
@@ -115,7 +116,7 @@ def _file(path: str, name: str, *, given: bool) -> Iterator[Found]:
         yield from _opened(name, stream, given=given)
 
 
-def _opened(name: str, stream: IO[bytes], *, given: bool) -> Iterator[Found]:
+def _opened(name: str, stream: IO[bytes], *, given: bool) -> Iterator[JobFile]:
     """The files in a stream: itself, or the members of an archive."""
     buffered = io.BufferedReader(cast(Any, stream), _HEAD * 16) if not _peeks(stream) else stream
     head = cast(Any, buffered).peek(_HEAD)[:_HEAD]
@@ -138,10 +139,10 @@ def _opened(name: str, stream: IO[bytes], *, given: bool) -> Iterator[Found]:
         if content_is is not Content.BINARY or given:
             if content_is is Content.BINARY:
                 raise ValueError(f"{name} is {Content.BINARY.value} of torch's flight recorder")
-            yield Found(safe(name), content_is, _Bounded(buffered, name))
+            yield JobFile(safe(name), content_is, _Bounded(buffered, name))
 
 
-def _member(name: str, path: str, content: IO[bytes]) -> Iterator[Found]:
+def _member(name: str, path: str, content: IO[bytes]) -> Iterator[JobFile]:
     yield from _opened(f"{name}:{path}", content, given=False)
 
 
@@ -166,6 +167,7 @@ class _Bounded(io.RawIOBase):
         self._stream, self._name, self.left = stream, name, _LARGEST
 
     def read(self, size: int = -1) -> bytes:
+        alive()
         try:
             data = self._stream.read(size)
         except _DAMAGED as error:
@@ -206,4 +208,4 @@ def read_error_file(data: bytes, name: str) -> list[Raised]:
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{name}: an error file without a message: {error!r}") from error
     found = [each for each in read_console(io.BytesIO(stack.encode())) if isinstance(each, Raised)]
-    return found or [Raised(1, Origin(), error=text)]
+    return found or [Raised(1, LineOrigin(), error=text)]

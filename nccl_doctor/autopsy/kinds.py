@@ -90,7 +90,7 @@ JOB_STOPPED = Kind(
 COLLECTIVE_MISMATCH = Kind(
     code="collective-mismatch",
     layer=Layer.COLLECTIVE,
-    title="Ranks call the same collective with another operation, size or type",
+    title="A rank calls a collective with another operation, size or type than the others",
     why="They never agree: some wait, some read what was not meant for them and abort. The rank "
     "that prints an error need not be the one that differs.",
     fix="find out why this rank calls another collective, or has a tensor of another size or type",
@@ -100,7 +100,7 @@ COLLECTIVE_MISSING = Kind(
     layer=Layer.COLLECTIVE,
     title="A rank leaves out a collective that the others call",
     why="The others wait for it until the time-out, or meet it at a later collective.",
-    fix="let every rank take the same way: look for an `if` on the rank, or on data that differs, "
+    fix="let every rank take the same way: look for a condition on the rank, or on its data, "
     "around the collective",
 )
 COLLECTIVE_ORDER = Kind(

@@ -1,4 +1,4 @@
-"""What consoles tell of each rank of a job, and of the job as a whole. Pure."""
+"""Ends of the ranks of a job, put together from its consoles. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from nccl_doctor.autopsy.console import Origin, Raised, Told
+from nccl_doctor.autopsy.console import LineOrigin, Raised, Told
 from nccl_doctor.autopsy.messages import Message
 
 _MOST_RANKS = 1 << 17
@@ -123,7 +123,12 @@ class RankEnd:
 
 @dataclass
 class JobEnd:
-    """What all consoles of a job tell. `loose` are exceptions of ranks that are not known."""
+    """All that the consoles of a job tell.
+
+    `loose` are exceptions of ranks that are not known, `launcher` those of launchers. `told` are
+    messages by their names, `pids` ranks by their processes. `lists_all`: torchrun lists every rank
+    that failed.
+    """
 
     ranks: dict[int, RankEnd] = field(default_factory=dict)
     loose: list[Ended] = field(default_factory=list)
@@ -142,19 +147,19 @@ class JobEnd:
 
     @property
     def size(self) -> int:
-        """Ranks of the job, as far as the text tells: at least the highest one and all below it."""
+        """Number of ranks, at least: the highest one in the text, and all below it."""
         told = (int(message.values["others"]) + 1 for message, _ in self.all("size"))
         return min(max([*self.ranks, *(size - 1 for size in told)], default=-1) + 1, _MOST_RANKS)
 
     @property
     def silent(self) -> list[RankEnd]:
-        """Ranks of which there is no exception and no error, though the job has them."""
+        """Ranks of the job without any exception or error."""
         every = (self.ranks.get(rank) or RankEnd(rank) for rank in range(self.size))
         return [rank for rank in every if not rank.ended and not rank.calls]
 
 
 def job_of(consoles: Iterable[tuple[Source, Iterable[Raised | Told]]]) -> JobEnd:
-    """What the consoles of a job tell, in the order in which they were given."""
+    """Put together all that the consoles of a job tell, in the order in which they are given."""
     maker = _JobMaker()
     for source, items in consoles:
         maker.take(source, items)
@@ -229,7 +234,7 @@ class _JobMaker:
             return known
         return {name: rank for name, rank in last.items() if len(self._seen[name]) <= 1}
 
-    def _rank_of(self, source: Source, origin: Origin, alone: dict[str, int]) -> int | None:
+    def _rank_of(self, source: Source, origin: LineOrigin, alone: dict[str, int]) -> int | None:
         if origin.rank is not None and origin.rank < _MOST_RANKS:
             return origin.rank
         if source.rank is not None:

@@ -1,4 +1,4 @@
-"""Who failed first, and of what: rules, the surest first. Pure.
+"""Rules that find the rank which failed first, and why; the surest first. Pure.
 
 Each rule answers with a finding, or passes on to the next one. They stand on 170 jobs that died,
 with truth: a launcher names a victim in two of five, and the first error of a console is a
@@ -30,7 +30,7 @@ _ABORT, _KILL, _TERMINATE = -6, -9, -15
 
 
 def first_failure(job: JobEnd) -> Finding | None:
-    """What failed first; None if nothing in the text failed."""
+    """Finding on the first failure; None if nothing in the text failed."""
     for rule in RULES:
         found = rule(job)
         if found is not None:
@@ -40,7 +40,7 @@ def first_failure(job: JobEnd) -> Finding | None:
 
 
 def victims(job: JobEnd, cause: Finding) -> Iterator[Finding]:
-    """What the other ranks say of it: they lost a rank, or waited for it."""
+    """Findings on the other ranks: they lost a rank, or waited for it."""
     for kind, name in ((kinds.COLLECTIVE_HANG, "timed-out"), (kinds.COLLECTIVE_FAILED, "closed")):
         lost = [
             rank
@@ -74,7 +74,7 @@ def _barrier_names_it(job: JobEnd) -> Finding | None:
 
 
 def _odd_fingerprint(job: JobEnd) -> Finding | None:
-    """With TORCH_DISTRIBUTED_DEBUG=DETAIL each rank tells what it called; the fewest differ."""
+    """Fingerprints of TORCH_DISTRIBUTED_DEBUG=DETAIL tell each rank's call; the fewest differ."""
     calls: dict[int, str] = {}
     for message, _ in job.all("fingerprint"):
         values = message.values
@@ -111,7 +111,7 @@ def _odd_call(job: JobEnd) -> Finding | None:
 
 
 def _gpu_error(job: JobEnd) -> Finding | None:
-    """What the driver writes of a broken GPU outranks what the process on it says."""
+    """A broken GPU, by the log of its driver, outranks the error of the process on it."""
     for message, at in job.all("xid"):
         number = int(message.values["number"])
         row = xid_of(number)
@@ -204,7 +204,7 @@ def _aborted(job: JobEnd) -> Finding | None:
 
 
 def _terminated_alone(job: JobEnd) -> Finding | None:
-    """SIGTERM that the launcher did not send, to one rank, comes from somebody else."""
+    """A SIGTERM to one rank, which its launcher did not send, is somebody else's."""
     sent = {message.values["pid"] for message, _ in job.all("terminates")}
     ended = [
         rank
@@ -316,7 +316,7 @@ def _behind(job: JobEnd) -> Finding | None:
 
 
 def _only_silent(job: JobEnd) -> Finding | None:
-    """Of ranks that time out, the one without any exception is the one that they wait for."""
+    """The one rank without any exception is waited for, where all others time out."""
     timed, silent = _timed_out(job), job.silent
     if not timed or len(silent) != 1:
         return None
@@ -336,7 +336,7 @@ def _ended_with_1(job: JobEnd) -> Finding | None:
 
 
 def _only_one_gone(job: JobEnd) -> Finding | None:
-    """A rank of which there is nothing, where others lost one: from torch 2.13 on it ended with 0.
+    """The one rank without a word, where others lost one, has ended: from torch 2.13 on with 0.
 
     The block lists all that failed there; before, and without a launcher, it may have been killed.
     """
@@ -354,10 +354,10 @@ def _only_one_gone(job: JobEnd) -> Finding | None:
 
 
 def _came_late(job: JobEnd) -> Finding | None:
-    """If all others time out, one whose connection was closed came when they had gone."""
+    """A rank whose connection was closed, where all others timed out, came when they had gone."""
     timed = _timed_out(job)
     late = [rank for rank in job.ranks.values() if rank.says("closed") and rank not in timed]
-    if len(timed) < 2 or len(late) != 1 or len(timed) + 1 != job.size:
+    if not timed or len(late) != 1 or len(timed) + 1 != job.size:
         return None
     words = "it came to the collective when the others had timed out"
     at = late[0].ended[0].at
@@ -365,7 +365,7 @@ def _came_late(job: JobEnd) -> Finding | None:
 
 
 def _other_frame(job: JobEnd) -> Finding | None:
-    """If all time out, the fewest ranks that wait at another place left out a collective."""
+    """The fewest ranks, where all time out at two places, left out a collective."""
     timed = [rank for rank in job.ranks.values() if rank.says("timed-out") and rank.ended]
     frames = {rank.rank: str(rank.ended[0].raised.own_frame) for rank in timed}
     if len(set(frames.values())) < 2:
@@ -382,7 +382,7 @@ def _other_frame(job: JobEnd) -> Finding | None:
 
 
 def _never_formed(job: JobEnd) -> Finding | None:
-    """What a rendezvous that ends tells: keys of a missing rank, clients, an unreachable store."""
+    """A rendezvous that gives up tells keys of a missing rank, clients, or an unreachable store."""
     every = [*job.loose, *job.launcher, *(each for r in job.ranks.values() for each in r.ended)]
     said = [(message, each.at) for each in every for message in each.raised.messages]
     missing = sorted({int(m.values["rank"]) for m, _ in said if m.says == "key-missing"} - {0})

@@ -27,7 +27,7 @@ from nccl_doctor.cli.saving import check_profile, give, outputs_of, wants_github
     examples=(
         ("The console of a job", "nccl-doctor autopsy slurm-4711.out"),
         ("All files of torchrun --log-dir logs", "nccl-doctor autopsy logs"),
-        ("The text of all pods", "kubectl logs --prefix -l job-name=train | nccl-doctor autopsy -"),
+        ("The output of kubectl logs --prefix", "nccl-doctor autopsy - < pods.txt"),
         ("As JSON, for a ticket", "nccl-doctor autopsy --redact --json death.json logs.tar.gz"),
     ),
 )
@@ -42,14 +42,17 @@ def autopsy(
     in the form of any launcher, error files of torchelastic. - is stdin. More text tells more: give
     that of every host, and of the launcher.
     """
-    from nccl_doctor.autopsy.examine import examine
+    from nccl_doctor.autopsy.examine import examine, examine_files
     from nccl_doctor.model.options import Options
 
     outputs, redaction = outputs_of(given), redaction_of(given)
     profile = check_profile(exit_profile, outputs)
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     try:
-        report = examine(paths, sys.stdin.buffer, started=now)
+        if "-" in paths:
+            report = examine(paths, sys.stdin.buffer, started=now)
+        else:
+            report = examine_files(paths, started=now)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     options = Options(

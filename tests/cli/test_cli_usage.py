@@ -240,7 +240,7 @@ def test_bad_values_in_it(tmp_path, command, text, words):
 
 # --- frozen: additions are made here on purpose, removals never ---
 
-COMMANDS = {"run", "checks", "explain", "report", "env", "schema", "completion"}
+COMMANDS = {"run", "autopsy", "checks", "explain", "report", "env", "schema", "completion"}
 REPORT_COMMANDS = {"show", "judge", "merge", "diff", "fixes", "bundle", "issue"}
 RUN_FLAGS = {
     "--standalone",

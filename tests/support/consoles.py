@@ -52,7 +52,7 @@ def block(codes: Mapping[int, int], root: int, *, named: bool = True) -> str:
 
 
 def job(*texts: str, names: tuple[str, ...] = ()) -> JobEnd:
-    """What the consoles of a job tell."""
+    """Ends of the ranks, by the consoles of a job."""
     named = names or tuple(f"console{chr(97 + i)}.log" for i in range(len(texts)))
     return job_of(
         (Source.named(name), read_console(io.BytesIO(text.encode())))

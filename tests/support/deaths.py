@@ -78,7 +78,7 @@ class Death:
 
 
 def drawn(seed: int, number: int) -> Iterator[Death]:
-    """Jobs that nobody chose, the same for the same seed; every fault comes equally often."""
+    """Draw jobs, the same for the same seed; every fault comes equally often."""
     dice = random.Random(seed)
     faults: list[str] = []
     for _ in range(number):
@@ -137,12 +137,12 @@ def _run(
                 )
             )
     limit_s: float = LIMIT_S
-    for child in children:
+    for child, log in zip(children, logs, strict=True):
         try:
             child.wait(limit_s)
         except subprocess.TimeoutExpired:
             limit_s = 0.1
-        if len(children) > 2:  # ranks without a launcher: the others end by themselves
+        if log.name.startswith("rank"):  # without a launcher, the others end by themselves
             limit_s = min(limit_s, 3 * dying_job.TIMEOUT_S)
     for child in children:
         if child.poll() is None:

@@ -24,6 +24,7 @@ def main() -> None:
 
     fault, struck, at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     rank = int(os.environ["RANK"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
     if fault == "raises-before-init" and rank == struck:
         raise FileNotFoundError("/data/tokenizer.json")
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
@@ -53,7 +54,7 @@ def main() -> None:
 
 
 def strike(fault: str) -> None:
-    """Do to this rank what the fault is; return where it is in what the rank calls next."""
+    """Strike this rank; return where the fault is in its next calls."""
     import torch
 
     if fault == "raises":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.autopsy import console, ranks, rules
-from nccl_doctor.autopsy.console import Origin, Raised, Told, parted, read_console
+from nccl_doctor.autopsy.console import LineOrigin, Raised, Told, parted, read_console
 from nccl_doctor.autopsy.messages import message_rows, messages_in
 from tests.support.consoles import CLOSED, raised
 
@@ -19,28 +19,28 @@ TEXT = "Killed process 7"
 @pytest.mark.parametrize(
     ("prefix", "origin"),
     [
-        ("", Origin()),
-        ("[rank3]: ", Origin(rank=3)),
-        ("[rank3]:", Origin(rank=3)),
-        ("[default2]:", Origin(local_rank=2)),
-        ("[default2]:[rank10]: ", Origin(rank=10, local_rank=2)),
-        ("[trainer0]: ", Origin(local_rank=0)),
-        ("5: ", Origin(rank=5)),
-        ("5: [rank5]: ", Origin(rank=5)),
-        ("[1,2]<stderr>:", Origin(rank=2)),
-        ("[prterun-node0-22@1,2]<stderr>: ", Origin(rank=2)),
-        ("(RayTrainWorker pid=41, ip=10.0.0.3) ", Origin(pid=41, host="10.0.0.3")),
-        ("\x1b[36m(RayTrainWorker pid=41)\x1b[0m ", Origin(pid=41)),
-        ("[pod/train-0/pytorch] ", Origin(host="train-0")),
-        ("[pod/train-0/pytorch] [rank1]: ", Origin(rank=1, host="train-0")),
-        ("trainer-1  | [rank1]: ", Origin(rank=1, host="trainer-1")),
-        ("2026-11-27T10:00:00.123456789Z [rank1]: ", Origin(rank=1)),
-        ("2026-11-27T10:00:00.123456789Z stderr F [rank1]: ", Origin(rank=1)),
-        ("[2026-11-27 10:00:00,123] ", Origin()),
-        ("\r 50%|#####     | 1/2\r", Origin()),
+        ("", LineOrigin()),
+        ("[rank3]: ", LineOrigin(rank=3)),
+        ("[rank3]:", LineOrigin(rank=3)),
+        ("[default2]:", LineOrigin(local_rank=2)),
+        ("[default2]:[rank10]: ", LineOrigin(rank=10, local_rank=2)),
+        ("[trainer0]: ", LineOrigin(local_rank=0)),
+        ("5: ", LineOrigin(rank=5)),
+        ("5: [rank5]: ", LineOrigin(rank=5)),
+        ("[1,2]<stderr>:", LineOrigin(rank=2)),
+        ("[prterun-node0-22@1,2]<stderr>: ", LineOrigin(rank=2)),
+        ("(RayTrainWorker pid=41, ip=10.0.0.3) ", LineOrigin(pid=41, host="10.0.0.3")),
+        ("\x1b[36m(RayTrainWorker pid=41)\x1b[0m ", LineOrigin(pid=41)),
+        ("[pod/train-0/pytorch] ", LineOrigin(host="train-0")),
+        ("[pod/train-0/pytorch] [rank1]: ", LineOrigin(rank=1, host="train-0")),
+        ("trainer-1  | [rank1]: ", LineOrigin(rank=1, host="trainer-1")),
+        ("2026-11-27T10:00:00.123456789Z [rank1]: ", LineOrigin(rank=1)),
+        ("2026-11-27T10:00:00.123456789Z stderr F [rank1]: ", LineOrigin(rank=1)),
+        ("[2026-11-27 10:00:00,123] ", LineOrigin()),
+        ("\r 50%|#####     | 1/2\r", LineOrigin()),
     ],
 )
-def test_a_prefix_tells_whose_a_line_is(prefix: str, origin: Origin) -> None:
+def test_a_prefix_tells_whose_a_line_is(prefix: str, origin: LineOrigin) -> None:
     assert parted(f"{prefix}{TEXT}".encode()) == (origin, TEXT)
 
 

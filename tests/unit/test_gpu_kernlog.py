@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.api import Severity
-from nccl_doctor.checks.gpu_state import kernel_log, xid
+from nccl_doctor.checks.gpu_state import kernel_log
+from nccl_doctor.toolkit.gpu import xid
 
 FELL = "NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', GPU has fallen off the bus."
 

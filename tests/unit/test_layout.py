@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from nccl_doctor import registry
+from nccl_doctor.autopsy.kinds import AUTOPSY_KINDS
 from nccl_doctor.cli import cli
 from nccl_doctor.model.kinds import BESIDE_KINDS, ENGINE_KINDS, HISTORY_KINDS, REMOTE_KINDS
 from nccl_doctor.report import manual
@@ -110,6 +111,7 @@ OPENS = {  # modules of the engine that open files themselves
         ("report/formats/html", "report/issue", "report/story", "cli/pages", "gather/envelope"),
         "what is shipped with the program",
     ),
+    "autopsy/inputs": "in a child, by helpers.send",
     "system/terminal": "stdout and stderr",
 }
 NO_FILE = ("os", "tarfile", "formatter")
@@ -178,9 +180,8 @@ def test_every_file_of_a_check_is_a_check():
 
 def test_every_kind_is_explained():
     listed = [(kind, check) for check in BUILT_IN for kind in check.kinds]
-    listed += [
-        (kind, None) for kind in (*ENGINE_KINDS, *BESIDE_KINDS, *REMOTE_KINDS, *HISTORY_KINDS)
-    ]
+    engine = (*ENGINE_KINDS, *BESIDE_KINDS, *REMOTE_KINDS, *HISTORY_KINDS, *AUTOPSY_KINDS)
+    listed += [(kind, None) for kind in engine]
     for kind, check in listed:
         for words in (kind.title, kind.why, kind.fix):
             assert words.strip() == words != "", kind.code

@@ -54,8 +54,9 @@ def test_it_leads_with_the_line_that_one_has_and_a_failing_sample() -> None:
     assert blocks[0].startswith("nccl-doctor run -- torchrun ")
     assert blocks[1].startswith("nccl-doctor: FAIL: ")
     titles = re.findall(r"^## (.*)$", PAGES["README.md"], re.MULTILINE)
-    assert titles[:6] == [
-        *("Install", "Before a job", "In CI", "Under Slurm", "On Kubernetes", "Reading a report"),
+    assert titles[:7] == [
+        *("Install", "Before a job", "In CI", "Under Slurm", "On Kubernetes", "After a job"),
+        "Reading a report",
     ]
 
 

@@ -432,6 +432,9 @@ CODES = """
     master-port-differs
     slower-than-before setup-changed baseline-too-short
     ssh-failed remote-command-failed config-bad-value
+    cause-not-told collective-mismatch collective-missing collective-order collective-unfinished
+    gpu-out-of-memory gpu-xid job-stopped loader-stalled rank-ended-early rank-exited rank-raised
+    storage-full
     launch-missing-variable launch-bad-value launch-sources-disagree rank-out-of-range
     local-rank-out-of-range launch-run-id-differs master-not-set backend-option-differs
     launch-runs-independent rank-not-set

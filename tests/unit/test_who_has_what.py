@@ -60,6 +60,8 @@ EXCEPTIONS = {
     "bond-speeds-differ": "the members of one bond, each with its speed",
     "bond-split": "the members of one bond",
     "doctor-version-differs": "made where one host does not understand another's message",
+    "collective-mismatch": "the calls of ranks of a dead job",
+    "collective-order": "the calls of ranks of a dead job",
     "cuda-wheels-collide": "the owners of one file, on one rank",
     "driver-mismatch": "a library and the kernel module of one host",
     "gpu-guess-differs": "two numbers of a GPU, on one rank",
