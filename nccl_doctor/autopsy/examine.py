@@ -13,12 +13,14 @@ from typing import BinaryIO
 
 from nccl_doctor import __version__
 from nccl_doctor.autopsy.console import Raised, Told, read_console
+from nccl_doctor.autopsy.flight import Dump, read_dump
+from nccl_doctor.autopsy.flight_rules import findings_of_dumps
 from nccl_doctor.autopsy.inputs import Content, found_in, read_error_file
 from nccl_doctor.autopsy.kinds import CAUSE_NOT_TOLD
 from nccl_doctor.autopsy.ranks import JobEnd, Source, job_of
 from nccl_doctor.autopsy.rules import first_failure, victims
 from nccl_doctor.model.cluster import Cluster, Host, Rank
-from nccl_doctor.model.findings import Finding, Level
+from nccl_doctor.model.findings import Confidence, Finding, Level
 from nccl_doctor.model.report import Report, RunRecord
 from nccl_doctor.system.helpers import send
 
@@ -42,11 +44,14 @@ def examine(paths: Sequence[str], standard_input: BinaryIO, *, started: str) -> 
     """
     began = time.monotonic()
     read = Read()
-    job = job_of(_consoles(paths, standard_input, read))
+    dumps: list[Dump] = []
+    job = job_of(_consoles(paths, standard_input, read, dumps))
     if not read.files:
         raise ValueError(f"{', '.join(paths)}: there is no text of a job, and no dump")
-    cause = first_failure(job)
-    findings = [] if cause is None else [cause, *victims(job, cause)]
+    for dump in dumps:
+        if dump.rank is not None:
+            job.rank(dump.rank)
+    causes = first_failures(job, dumps)
     run = RunRecord(
         id=secrets.token_hex(8),
         started=started,
@@ -56,7 +61,15 @@ def examine(paths: Sequence[str], standard_input: BinaryIO, *, started: str) -> 
         source="autopsy",
         extra={"files": read.files, "bytes": read.size},
     )
-    return report_of(job, findings, run)
+    return report_of(job, causes, run)
+
+
+def first_failures(job: JobEnd, dumps: Sequence[Dump]) -> list[Finding]:
+    """What failed first: by the text if that is certain, else by the dumps, else by the text."""
+    told = first_failure(job)
+    if told is not None and told.confidence is Confidence.CERTAIN and told.kind != CAUSE_NOT_TOLD:
+        return [told]
+    return findings_of_dumps(dumps) or ([] if told is None else [told])
 
 
 def examine_files(paths: Sequence[str], *, started: str) -> Report:
@@ -81,10 +94,10 @@ def examine_files(paths: Sequence[str], *, started: str) -> Report:
     return Report.from_json(answer)
 
 
-def report_of(job: JobEnd, findings: Sequence[Finding], run: RunRecord) -> Report:
-    """The report on findings of a job, the cause first."""
-    roots = findings[:1]
-    told = [finding for finding in roots if finding.code != CAUSE_NOT_TOLD.code]
+def report_of(job: JobEnd, roots: Sequence[Finding], run: RunRecord) -> Report:
+    """The report on what failed first in a job, and on the ranks that lost it."""
+    told = [finding for finding in roots if finding.kind != CAUSE_NOT_TOLD]
+    findings = [*roots, *victims(job, told)]
     verdict, code = ("fail", 1) if told else ("unknown", 3) if roots else ("pass", 0)
     return Report(
         verdict=verdict,
@@ -99,9 +112,9 @@ def report_of(job: JobEnd, findings: Sequence[Finding], run: RunRecord) -> Repor
 
 
 def _consoles(
-    paths: Sequence[str], standard_input: BinaryIO, read: Read
+    paths: Sequence[str], standard_input: BinaryIO, read: Read, dumps: list[Dump]
 ) -> Iterator[tuple[Source, Iterable[Raised | Told]]]:
-    """Every text of the job, with what it says."""
+    """Every text of the job, with its messages; the flight-recorder dumps go into `dumps`."""
     for found in found_in(paths, standard_input):
         source = Source.named(found.name)
         if found.content is Content.CONSOLE:
@@ -113,7 +126,7 @@ def _consoles(
                 f"{found.name} is a report of nccl-doctor: nccl-doctor report show {found.name}"
             )
         else:
-            raise ValueError(f"{found.name} is a {found.content.value}; these are not read yet")
+            dumps.append(read_dump(found.whole(), found.name))
         read.files += 1
         read.size += found.size
 

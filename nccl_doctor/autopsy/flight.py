@@ -22,8 +22,7 @@ from typing import Any, NoReturn
 LARGEST = 32 << 20
 """Bytes of a dump; one of the usual 2,000 entries with their stacks has 3 MB."""
 _MOST = 50_000
-"""Entries of a dump, and pairs in it. A pair may stand in a pair: hashing 200,000 deep ends the
-process, 100,000 do not."""
+"""Entries of a dump, and pairs in it: no dump of torch has so many."""
 _NEAR = 8
 """Entries kept of each stream, on either side of the last one that ended, and at its end."""
 _KEYS = (b"collective_seq_id", b"pg_config", b"pg_status", b"profiling_name", b"record_id")
@@ -59,12 +58,13 @@ class Collective:
     input_dtypes: tuple[str, ...] = ()
     output_sizes: tuple[tuple[int, ...], ...] = ()
     output_dtypes: tuple[str, ...] = ()
-    state: str = ""
-    retired: bool = False
     created_ns: int = 0
-    started_ns: int | None = None
-    completed_ns: int | None = None
-    timeout_ms: int | None = None
+    # It is the same call, however far it is in another dump of its rank.
+    state: str = field(default="", compare=False)
+    retired: bool = field(default=False, compare=False)
+    started_ns: int | None = field(default=None, compare=False)
+    completed_ns: int | None = field(default=None, compare=False)
+    timeout_ms: int | None = field(default=None, compare=False)
     frame: str = field(default="", compare=False)
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 from nccl_doctor.autopsy.console import LineOrigin, Raised, read_console
+from nccl_doctor.autopsy.flight import is_dump
 from nccl_doctor.system.helpers import alive
 from nccl_doctor.system.terminal import safe
 
@@ -180,15 +181,12 @@ class _Bounded(io.RawIOBase):
 
 def content_of(head: bytes) -> Content:
     """Content of a file with these first bytes."""
-    if head[:1] == b"{":
-        if b'"schema_version"' in head and b'"tool"' in head:
-            return Content.REPORT
-        if b'"message"' in head and b'"extraInfo"' in head:
-            return Content.ERROR_FILE
-        if b'"pg_config"' in head or b'"pg_status"' in head or b'"entries"' in head:
-            return Content.DUMP
-    if head[:2] == b"\x80\x02":
+    if is_dump(head):
         return Content.DUMP
+    if head[:1] == b"{" and b'"schema_version"' in head and b'"tool"' in head:
+        return Content.REPORT
+    if head[:1] == b"{" and b'"message"' in head and b'"extraInfo"' in head:
+        return Content.ERROR_FILE
     return Content.BINARY if b"\0" in head else Content.CONSOLE
 
 

@@ -39,22 +39,19 @@ def first_failure(job: JobEnd) -> Finding | None:
     return _untold(job)
 
 
-def victims(job: JobEnd, cause: Finding) -> Iterator[Finding]:
+def victims(job: JobEnd, causes: Sequence[Finding]) -> Iterator[Finding]:
     """Findings on the other ranks: they lost a rank, or waited for it."""
+    blamed = {rank for cause in causes for rank in cause.where.ranks}
     for kind, name in ((kinds.COLLECTIVE_HANG, "timed-out"), (kinds.COLLECTIVE_FAILED, "closed")):
-        lost = [
-            rank
-            for rank in job.ranks.values()
-            if rank.rank not in cause.where.ranks and rank.says(name)
-        ]
-        if lost and cause.code != kinds.CAUSE_NOT_TOLD.code:
+        lost = [rank for rank in job.ranks.values() if rank.rank not in blamed and rank.says(name)]
+        if lost and causes:
             first = next(each for each in lost[0].ended if each.says(name))
             yield _found(
                 kind,
                 _in_short(first.raised.error),
                 lost,
                 first.at,
-                explained_by=cause.code,
+                explained_by=causes[0].code,
                 explained_why="they lost that rank, or waited for it",
             )
 
@@ -132,7 +129,8 @@ def _all_interrupted(job: JobEnd) -> Finding | None:
     others = [rank for rank in job.ranks.values() if rank.own and not _is_interrupt(rank)]
     if others or not (signalled or (len(interrupted) > 1 and len(interrupted) >= job.size - 1)):
         return None
-    if any(rank.listed or _is_hard(rank) for rank in job.ranks.values()) and not interrupted:
+    hung = any(_is_hard(rank) or rank.timed_out for rank in job.ranks.values())
+    if hung and not interrupted:
         return None
     if signalled:
         message, at = signalled[0]
@@ -141,6 +139,10 @@ def _all_interrupted(job: JobEnd) -> Finding | None:
         first = interrupted[0].own
         assert first is not None
         at, words = first.at, "every rank was interrupted (SIGINT)"
+    frames = {rank.rank: str(rank.own.raised.own_frame) for rank in interrupted if rank.own}
+    if odd := _fewest(frames):
+        usual = Counter(frames.values()).most_common(1)[0][0]
+        words += f"; {numbered('rank', odd)} was at {frames[odd[0]]}, the others at {usual}"
     return _found(kinds.JOB_STOPPED, words, [], at)
 
 
@@ -204,7 +206,7 @@ def _aborted(job: JobEnd) -> Finding | None:
 
 
 def _terminated_alone(job: JobEnd) -> Finding | None:
-    """A SIGTERM to one rank, which its launcher did not send, is somebody else's."""
+    """A SIGTERM to one rank, which its launcher did not send, comes from outside."""
     sent = {message.values["pid"] for message, _ in job.all("terminates")}
     ended = [
         rank

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import pickle
 import tarfile
 import zipfile
 from collections.abc import Sequence
@@ -148,8 +149,8 @@ def test_a_file_that_is_no_text_is_left_out_of_a_folder(tmp_path: Path) -> None:
         (b"{'loss': 0.5}\n", Content.CONSOLE),
         (b'{"message": {"message": "x", "extraInfo": {}}}', Content.ERROR_FILE),
         (b'{"schema_version": "3", "tool": {"name": "nccl-doctor"}}', Content.REPORT),
-        (b'{"entries": []', Content.DUMP),
-        (b"\x80\x02}q\x00", Content.DUMP),
+        (b'{"entries": [], "pg_status": {}', Content.DUMP),
+        (pickle.dumps({"entries": [], "version": "2.10"}, protocol=2), Content.DUMP),
         (b"a\0b", Content.BINARY),
     ],
 )

@@ -44,7 +44,7 @@ def test_the_exception_of_a_rank_outranks_victims_that_print_first() -> None:
     assert said(cause) == ("rank-raised", (2,), CERTAIN)
     assert "KeyError: 'labels', at job.py:23 in load_batch" in cause.message
     assert cause.evidence["line"] == 13
-    others = [*victims(job(text), cause)]
+    others = [*victims(job(text), [cause])]
     assert [(each.code, each.where.ranks) for each in others] == [("collective-failed", (0, 1, 3))]
     assert others[0].explained_by == "rank-raised"
 
@@ -123,14 +123,19 @@ def test_a_broken_gpu_outranks_the_error_of_its_process() -> None:
 def test_a_signal_to_the_launcher_stops_the_job(signal: str) -> None:
     number = {"SIGTERM": 15, "SIGHUP": 1}[signal]
     text = f"W1127 23:1 api.py:1028] Received {number} death signal, shutting down workers\n"
-    cause = found(text + lost(0, 1))
+    cause = found(text + lost(0, 1), block({2: 1, 3: 1}, root=2))
     assert said(cause) == ("job-stopped", (), CERTAIN)
     assert signal in cause.message
+    hung = found(text + waited(0, 1, 3))
+    assert said(hung) == ("loader-stalled", (2,), LIKELY)
 
 
 def test_an_interrupt_on_every_rank_comes_from_outside() -> None:
     every = "".join(raised(rank, "KeyboardInterrupt") for rank in range(4))
     assert said(found(every)) == ("job-stopped", (), CERTAIN)
+    hung = raised(3, "KeyboardInterrupt", line=23, name="load_batch")
+    hung += "".join(raised(rank, "KeyboardInterrupt") for rank in range(3))
+    assert "rank 3 was at job.py:23 in load_batch, the others at job.py:47" in found(hung).message
     alone = lost(0, 2, 3) + raised(1, "KeyboardInterrupt")
     assert said(found(alone)) == ("rank-raised", (1,), CERTAIN)
 
@@ -165,7 +170,7 @@ def test_the_silent_rank_among_those_that_timed_out_is_waited_for() -> None:
     text = waited(0, 1, 2) + block({0: 1, 1: -15, 2: -15, 3: -15}, root=0)
     cause = found(text)
     assert said(cause) == ("loader-stalled", (3,), LIKELY)
-    assert [each.where.ranks for each in victims(job(text), cause)] == [(0, 1, 2)]
+    assert [each.where.ranks for each in victims(job(text), [cause])] == [(0, 1, 2)]
 
 
 def test_a_monitored_barrier_knows_who_did_not_come() -> None:
