@@ -24,7 +24,7 @@ from nccl_doctor.model.findings import Confidence, Finding, Level
 from nccl_doctor.model.report import Report, RunRecord
 from nccl_doctor.system.helpers import send
 
-NOTHING = "Nothing in the given text shows a failure of a rank"
+NOTHING = "Nothing in the given files shows a failure of a rank"
 """Summary of a job that ended well, or whose text ends before it failed."""
 
 
@@ -65,7 +65,7 @@ def examine(paths: Sequence[str], standard_input: BinaryIO, *, started: str) -> 
 
 
 def first_failures(job: JobEnd, dumps: Sequence[Dump]) -> list[Finding]:
-    """What failed first: by the text if that is certain, else by the dumps, else by the text."""
+    """Causes by the text if they are certain, else by the dumps, else by the text."""
     told = first_failure(job)
     if told is not None and told.confidence is Confidence.CERTAIN and told.kind != CAUSE_NOT_TOLD:
         return [told]

@@ -88,7 +88,7 @@ def test_a_job_that_ended_well(tmp_path: Path) -> None:
     (tmp_path / "job.log").write_text("[rank0]: step 1\ndone\n")
     found = report(tmp_path / "job.log")
     assert (found.verdict, found.exit_code, found.findings) == ("pass", 0, ())
-    assert found.summary == "Nothing in the given text shows a failure of a rank"
+    assert found.summary == "Nothing in the given files shows a failure of a rank"
 
 
 def test_a_job_that_failed_and_does_not_say_why(tmp_path: Path) -> None:
