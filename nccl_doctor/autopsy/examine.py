@@ -46,7 +46,7 @@ def examine(paths: Sequence[str], standard_input: BinaryIO, *, started: str) -> 
     read = Read()
     dumps: list[Dump] = []
     job = job_of(_consoles(paths, standard_input, read, dumps))
-    if not read.files:
+    if not read.size:
         raise ValueError(f"{', '.join(paths)}: there is no text of a job, and no dump")
     for dump in dumps:
         if dump.rank is not None:

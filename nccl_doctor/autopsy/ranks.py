@@ -57,7 +57,7 @@ class Line:
     number: int
 
     def __str__(self) -> str:
-        return f"{self.source.name}, line {self.number}"
+        return f"{'/'.join(self.source.name.split('/')[-3:])}, line {self.number}"
 
 
 @dataclass(frozen=True)

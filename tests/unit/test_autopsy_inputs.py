@@ -17,6 +17,7 @@ import pytest
 from nccl_doctor.autopsy.examine import examine
 from nccl_doctor.autopsy.inputs import Content, content_of, read_error_file
 from nccl_doctor.model.report import Report
+from nccl_doctor.report.text import render
 from tests.support.consoles import CLOSED, raised
 
 DEATH = raised(0, CLOSED) + raised(1, "KeyError: 'a'")
@@ -104,12 +105,15 @@ def test_the_report_is_read_again_as_it_was_written(tmp_path: Path) -> None:
     again = Report.from_json(json.loads(json.dumps(made)))
     assert again.to_json() == made
     assert made["run"]["source"] == "autopsy"
+    made["run"]["bytes"] = "many"  # as a stranger may write it
+    assert "read: 1 file, 0 MB" in render(Report.from_json(made))
 
 
 def _broken(folder: Path) -> dict[str, str]:
     """Names of inputs that cannot be examined, each with a part of the error."""
     folder.mkdir()
     (folder / "empty").mkdir()
+    (folder / "nothing.log").touch()
     (folder / "binary").write_bytes(b"\x7fELF" + bytes(range(256)))
     (folder / "half.zip").write_bytes(b"PK\x03\x04" + b"x" * 40)
     (folder / "half.gz").write_bytes(gzip.compress(b"x" * 9999)[:40])
@@ -120,6 +124,7 @@ def _broken(folder: Path) -> dict[str, str]:
     return {
         "absent.log": "cannot read .*absent.log: No such file",
         "empty": "there is no text of a job",
+        "nothing.log": "there is no text of a job",
         "binary": "neither text nor a dump",
         "half.zip": "is damaged",
         "half.gz": "is damaged",
