@@ -106,7 +106,7 @@ def test_the_report_is_read_again_as_it_was_written(tmp_path: Path) -> None:
     assert again.to_json() == made
     assert made["run"]["source"] == "autopsy"
     made["run"]["bytes"] = "many"  # as a stranger may write it
-    assert "read: 1 file, 0 MB" in render(Report.from_json(made))
+    assert "read: 1 file, 0.0 kB" in render(Report.from_json(made))
 
 
 def _broken(folder: Path) -> dict[str, str]:
