@@ -401,9 +401,10 @@ def _counts_of_autopsy(report: Report) -> str:
     """One line: what was read, of how many ranks, the duration, the exit code."""
     told = [report.run.extra.get(name) for name in ("files", "bytes")]
     files, size = (each if isinstance(each, int) else 0 for each in told)
-    large, ranks = f"{size / 1e6:.1f} MB", len(report.cluster.ranks)
+    amount = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
+    ranks = len(report.cluster.ranks)
     parts = [
-        f"read: {files} file{'s' * (files != 1)}, {large if size >= 1e6 else f'{size / 1e3:.1f} kB'}",
+        f"read: {files} file{'s' * (files != 1)}, {amount}",
         f"{ranks} rank{'s' * (ranks != 1)} in them",
         f"{report.run.duration_s or 0:.1f} s",
     ]
