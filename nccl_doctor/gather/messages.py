@@ -23,6 +23,8 @@ from nccl_doctor.model.codec import (
     MAX_SEATS,
     MOST_MORE_S,
     Node,
+    decode,
+    encode,
 )
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.launch import OWN, Launch
@@ -554,7 +556,7 @@ class SignIn:
         return {
             "token": self.token,
             "pid": self.pid,
-            "launch": self.launch.to_json(),
+            "launch": encode(self.launch),
             "env": dict(self.env),
             "device": self.device,
             "backend": self.backend,
@@ -599,7 +601,7 @@ def introduce(launch: Launch, environ: Mapping[str, str], backend: str) -> SignI
     return SignIn(
         token=secrets.token_hex(8),
         pid=os.getpid(),
-        launch=Launch.from_json(masked_data(launch.to_json())),
+        launch=decode(Launch, Node("launch", masked_data(encode(launch)))),
         host_name=host_name(),
         host_key=identity.host_key(),
         addresses=identity.host_addresses(),

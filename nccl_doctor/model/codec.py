@@ -1,10 +1,28 @@
-"""Reads JSON from elsewhere: every value is of the type that is asked for, or there is an error."""
+"""Records as JSON and back, by the annotations of their fields, and single values of JSON.
+
+Every value is of the type that is asked for, or a ValueError says where in the document it is not.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import types
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from typing import Any, TypeVar
+from functools import cache
+from operator import attrgetter
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 # Largest numbers that are believed, wherever they come from: variables, options, messages, files.
 #
@@ -135,3 +153,301 @@ def _short(value: int) -> str:
 
 def _type(value: Any) -> str:
     return "null" if value is None else _NAMES.get(type(value), type(value).__name__)
+
+
+# Records: dataclasses and named tuples. A field stands under its own name; keys that are no fields
+# are ignored. Readers and writers are made once for each class: a large cluster has a million
+# values.
+
+
+class Key(NamedTuple):
+    """Annotation of a field that stands under another name."""
+
+    name: str
+
+
+class Part(Enum):
+    """Annotation of a field that is not simply written and read."""
+
+    SPARSE = "left out where it is empty"
+    REST = "keys that are no fields, as they are"
+    ELSEWHERE = "not of the codec: who decodes has its value"
+
+
+Check = Callable[[Any], str]
+"""Annotation of a value: says how it is beyond its bounds, or nothing."""
+_Read = Callable[[Any], Any]
+"""Makes a value of plain data; its ValueError begins with the place in it."""
+
+
+def between(low: int, high: int) -> Check:
+    """Whole numbers of that range."""
+    return lambda n: "" if low <= n <= high else f" is {_short(n)}, outside {low}–{high}"
+
+
+def at_most(most: int) -> Check:
+    """Texts of at most that many characters."""
+    return lambda s: "" if len(s) <= most else f" has {len(s)} characters, more than {most}"
+
+
+def _time(seconds: float) -> str:
+    is_time = 0 <= seconds <= MAX_SECONDS  # so it is a number, too
+    return "" if is_time else f" is no time from 0 to {MAX_SECONDS:.0f} s"
+
+
+Seconds = Annotated[float, _time]
+Number = Annotated[int, between(0, MAX_RANKS)]
+"""A number of a host or rank, or the number of them."""
+
+
+def encode(record: Any) -> dict[str, Any]:
+    """Plain data of a record."""
+    kind: Any = type(record)
+    return _record_writer(kind)(record)
+
+
+def decode(record: type[T], node: Node, **elsewhere: Any) -> T:
+    """The record at a node; `elsewhere` has the fields that are not of the codec.
+
+    Raises:
+        ValueError: it is malformed; says where, and what is wrong.
+    """
+    kind: Any = record
+    try:
+        values = _values(kind)(node.data)
+    except ValueError as error:
+        raise ValueError(f"{node.path}{error}") from None
+    return record(**values, **elsewhere)
+
+
+_UNIONS = (Union, types.UnionType)
+
+
+def _is_optional(hint: Any) -> bool:
+    return type(None) in get_args(get_args(hint)[0] if get_origin(hint) is Annotated else hint)
+
+
+def _is_record(hint: Any) -> bool:
+    return is_dataclass(hint) or hasattr(hint, "_fields")
+
+
+def _fields(record: Any) -> list[tuple[str, str, Any, Any]]:
+    """(name, key, annotation, `Part`) of each field."""
+    found = []
+    for name, hint in get_type_hints(record, include_extras=True).items():
+        marks = getattr(hint, "__metadata__", ())
+        key = next((mark.name for mark in marks if isinstance(mark, Key)), name)
+        found.append((name, key, hint, next((m for m in marks if isinstance(m, Part)), None)))
+    return found
+
+
+def _defaults(record: Any) -> Container[str]:
+    if not is_dataclass(record):
+        return record._field_defaults  # type: ignore[no-any-return]
+    return {f.name for f in fields(record) if not f.default is f.default_factory is MISSING}
+
+
+@cache
+def _values(record: Any) -> Callable[[Any], dict[str, Any]]:
+    """Reader of the fields of a record, by name."""
+    every, defaults = _fields(record), _defaults(record)
+    read_here = [each for each in every if each[3] in (None, Part.SPARSE)]
+    readers = [(name, key, _reader(hint)) for name, key, hint, _ in read_here]
+    needed = [(n, key, _is_optional(hint)) for n, key, hint, _ in read_here if n not in defaults]
+    known = {key for _, key, _, _ in every}
+    rest = next((name for name, _, _, part in every if part is Part.REST), None)
+
+    def read(data: Any) -> dict[str, Any]:
+        if not isinstance(data, Mapping):
+            raise ValueError(f" is {_type(data)}, not an object")
+        values = {}
+        try:
+            for name, key, read_value in readers:
+                if key in data:
+                    values[name] = read_value(data[key])
+        except ValueError as error:
+            raise ValueError(f".{key}{error}") from None
+        for name, key, is_optional in needed:
+            if name not in values:
+                if not is_optional:
+                    raise ValueError(f' has no "{key}"')
+                values[name] = None
+        if rest:
+            values[rest] = {key: value for key, value in data.items() if key not in known}
+        return values
+
+    return read
+
+
+@cache
+def _reader(hint: Any) -> _Read:
+    """Reader of an annotation."""
+    origin, inner = get_origin(hint) or hint, get_args(hint)
+    if origin is Annotated:
+        return _checked(_reader(inner[0]), [mark for mark in inner[1:] if callable(mark)])
+    if origin in _UNIONS:
+        return _either([_reader(each) for each in inner if each is not type(None)])
+    if origin is Literal:
+        return _one_of({each: each for each in inner})
+    if origin in (tuple, Sequence):
+        return _list(origin, inner)
+    if origin is Mapping and inner not in ((), (str, Any)):
+        return _table(*inner)
+    if _is_record(hint):
+        values = _values(hint)
+        return lambda value: hint(**values(value))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _one_of({each.value: each for each in hint})
+    return (lambda value: value) if hint is Any else _of(dict if origin is Mapping else origin)
+
+
+def _of(kind: Any) -> _Read:
+    kinds = (float, int) if kind is float else kind
+
+    def read(value: Any) -> Any:
+        if type(value) is kind:  # nearly always so
+            return value
+        if isinstance(value, kinds) and type(value) is not bool:
+            return value
+        raise ValueError(f" is {_type(value)}, not {_NAMES[kind]}")
+
+    return read
+
+
+def _checked(read_value: _Read, checks: Sequence[Check]) -> _Read:
+    if not checks:
+        return read_value
+    (check,) = checks
+
+    def read(value: Any) -> Any:
+        made = read_value(value)
+        if words := check(made):
+            raise ValueError(words)
+        return made
+
+    return read
+
+
+def _either(readers: Sequence[_Read]) -> _Read:
+    """Reader of null, or of the first kind that a value is of."""
+    *others, last = readers
+
+    def read(value: Any) -> Any:
+        if value is None:
+            return None
+        for each in others:
+            with contextlib.suppress(ValueError):
+                return each(value)
+        return last(value)
+
+    return read
+
+
+def _one_of(values: Mapping[Any, Any]) -> _Read:
+    read_text = _of(str)
+
+    def read(value: Any) -> Any:
+        if read_text(value) in values:
+            return values[value]
+        raise ValueError(f' is "{value[:40]}", not one of {", ".join(values)}')
+
+    return read
+
+
+def _list(origin: Any, inner: tuple[Any, ...]) -> _Read:
+    make, item = (tuple if origin is tuple else list), inner[0]
+    read_list, readers = _of(list), [_reader(each) for each in inner if each is not ...]
+    read_item = readers[0]
+
+    def read_each(value: Any) -> Any:
+        if set(map(type, read_list(value))) <= {item}:  # plain values, a group has thousands
+            return make(value)
+        found: list[Any] = []
+        try:
+            for each in value:
+                found.append(read_item(each))
+        except ValueError as error:
+            place = f"[{len(found)}]" if _is_record(item) else "[]"
+            raise ValueError(f"{place}{error}") from None
+        return make(found)
+
+    def read_all(value: Any) -> Any:
+        if len(read_list(value)) != len(readers):
+            raise ValueError(f" has {len(value)} values, not {len(readers)}")
+        return tuple(read(each) for read, each in zip(readers, value, strict=True))
+
+    return read_each if len(readers) < len(inner) or origin is Sequence else read_all
+
+
+def _table(key_type: Any, item: Any) -> _Read:
+    read_object, read_item = _of(dict), _reader(item)
+
+    def read(value: Any) -> Any:
+        keys = list(map(_seat, read_object(value)) if key_type is int else read_object(value))
+        found: dict[Any, Any] = {}
+        try:
+            for key, each in zip(keys, value.values(), strict=True):
+                found[key] = read_item(each)
+        except ValueError as error:
+            raise ValueError(f".{keys[len(found)]}{error}") from None
+        return found
+
+    return read
+
+
+def _seat(key: str) -> int:
+    if not (key.isascii() and key.isdecimal() and len(key) < 10):
+        raise ValueError(f': "{key}" is not the number of a seat')
+    return int(key)
+
+
+@cache
+def _writer(hint: Any) -> Callable[[Any], Any] | None:
+    """Writer of an annotation; None where a value stays as it is."""
+    origin, inner = get_origin(hint) or hint, get_args(hint)
+    if origin is Annotated:
+        return _writer(inner[0])
+    if origin in _UNIONS:
+        kind, *others = [each for each in inner if each is not type(None)]
+        write = None if others else _writer(kind)
+        return write and (lambda value: None if value is None else write(value))
+    if origin in (tuple, Sequence):
+        return _list_writer(_writer(inner[0]))
+    if origin is Mapping:
+        return _table_writer(*inner)
+    if _is_record(hint):
+        return _record_writer(hint)
+    is_enum = isinstance(hint, type) and issubclass(hint, Enum)
+    return attrgetter("value") if is_enum else None
+
+
+def _list_writer(write: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    return (lambda value: [write(each) for each in value]) if write else list
+
+
+def _table_writer(key_type: Any, item: Any) -> Callable[[Any], Any]:
+    write = _writer(item) or (lambda value: value)
+    if key_type is int:
+        return lambda value: {str(key): write(each) for key, each in value.items()}
+    return lambda value: {key: write(each) for key, each in value.items()}
+
+
+@cache
+def _record_writer(record: Any) -> Callable[[Any], dict[str, Any]]:
+    every = [each for each in _fields(record) if each[3] is not Part.ELSEWHERE]
+    keys = [key for _, key, _, _ in every]
+    values_of = attrgetter(*(name for name, *_ in every), "__class__")  # a tuple, of one field too
+    writers = [(key, made) for _, key, hint, _ in every if (made := _writer(hint))]
+    sparse = [key for _, key, _, part in every if part is Part.SPARSE]
+    rest = next((key for _, key, _, part in every if part is Part.REST), None)
+
+    def write(value: Any) -> dict[str, Any]:
+        data = dict(zip(keys, values_of(value), strict=False))
+        for key, write_value in writers:
+            data[key] = write_value(data[key])
+        for key in sparse:
+            if not data[key]:
+                del data[key]
+        return data | data.pop(rest) if rest else data
+
+    return write

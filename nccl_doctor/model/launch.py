@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
-from nccl_doctor.model.codec import MAX_LOCAL_RANKS, MAX_RANKS, Node
+from nccl_doctor.model.codec import MAX_LOCAL_RANKS, Number, between
 
 OWN = "nccl-doctor"
 """`Launch.launcher` of what the own launcher started."""
@@ -54,16 +54,6 @@ ENDPOINT = "--rdzv-endpoint"
 PER_HOST = frozenset(("kubeflow", "pai", "vertex", "mosaicml"))
 """Launchers that start one process on each host and give it its node rank only."""
 DERIVED = "derived from "
-_MANY = 1_000_000_000
-_RANGES = {  # of the numbers of a record
-    "rank": (0, MAX_RANKS),
-    "world_size": (0, MAX_RANKS),
-    "local_rank": (0, MAX_LOCAL_RANKS - 1),
-    "local_world_size": (0, MAX_LOCAL_RANKS),
-    "node_rank": (0, MAX_RANKS),
-    "nnodes": (0, MAX_RANKS),
-    "master_port": (0, 65535),
-}
 
 
 @dataclass(frozen=True)
@@ -81,16 +71,6 @@ class LaunchProblem:
     fix: str = ""
     fatal: bool = True
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "code": self.code,
-            "message": self.message,
-            "variables": dict(self.variables),
-            "fix": self.fix,
-            "fatal": self.fatal,
-        }
-
 
 @dataclass(frozen=True)
 class Launch:
@@ -102,16 +82,16 @@ class Launch:
     """
 
     launcher: str = "none"
-    rank: int | None = None
-    world_size: int | None = None
-    local_rank: int | None = None
-    local_world_size: int | None = None
-    node_rank: int | None = None
-    nnodes: int | None = None
+    rank: Number | None = None
+    world_size: Number | None = None
+    local_rank: Annotated[int, between(0, MAX_LOCAL_RANKS - 1)] | None = None
+    local_world_size: Annotated[int, between(0, MAX_LOCAL_RANKS)] | None = None
+    node_rank: Number | None = None
+    nnodes: Number | None = None
     master_addr: str | None = None
-    master_port: int | None = None
+    master_port: Annotated[int, between(0, 65535)] | None = None
     run_id: str | None = None
-    restart_count: int = 0
+    restart_count: Annotated[int, between(0, 1_000_000_000)] = 0
     agent_store: bool = False
     sources: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[LaunchProblem, ...] = ()
@@ -130,46 +110,3 @@ class Launch:
     def given(self, name: str) -> Any:
         """Value of a field if a variable gave it; None if it was only derived."""
         return None if self.sources.get(name, "").startswith(DERIVED) else getattr(self, name)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, every field present."""
-        data = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {
-            **data,
-            "sources": dict(self.sources),
-            "problems": [problem.to_json() for problem in self.problems],
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Launch:
-        """Inverse of `to_json`; unknown keys, from a newer version, are ignored.
-
-        Raises:
-            ValueError: a value is of another type, or larger than any job's; says which.
-        """
-        node = Node("launch", data)
-        texts: dict[str, Any] = {name: node.maybe(name, str) for name in ("master_addr", "run_id")}
-        numbers: dict[str, Any] = {
-            name: node.number(name, low, high) for name, (low, high) in _RANGES.items()
-        }
-        sources = node.get("sources", dict, {})
-        return cls(
-            launcher=node.get("launcher", str, "none"),
-            **numbers,
-            **texts,
-            restart_count=node.number("restart_count", 0, _MANY) or 0,
-            agent_store=node.get("agent_store", bool, False),
-            sources={name: Node("launch.sources", sources).get(name, str) for name in sources},
-            problems=node.each("problems", _problem) if "problems" in node.data else (),
-        )
-
-
-def _problem(node: Node) -> LaunchProblem:
-    variables = Node(f"{node.path}.variables", node.get("variables", dict, {}))
-    return LaunchProblem(
-        node.get("code", str),
-        node.get("message", str),
-        {name: variables.maybe(name, str) for name in variables.data},
-        node.get("fix", str, ""),
-        node.get("fatal", bool, True),
-    )

@@ -21,7 +21,7 @@ from nccl_doctor.model.cluster import (
     Trail,
     facts_to_json,
 )
-from nccl_doctor.model.codec import MAX_RANKS, MAX_SECONDS, Node
+from nccl_doctor.model.codec import MAX_RANKS, MAX_SECONDS, Node, decode, encode
 from nccl_doctor.model.findings import (
     CheckResult,
     Confidence,
@@ -88,7 +88,7 @@ def rank_to_json(rank: Rank, to_json: Callable[[Facts], Any] = facts_to_json) ->
         "backend": rank.backend,
         "reported": rank.reported,
         "last_breadcrumb": rank.last_breadcrumb,
-        "launch": None if rank.launch is None else rank.launch.to_json(),
+        "launch": None if rank.launch is None else encode(rank.launch),
         "env": dict(rank.env),
         "pid": rank.pid,
         "signed_in_s": rank.signed_in_s,
@@ -200,7 +200,7 @@ def launch_from_json(node: Node) -> Launch:
     """The launch record at `launch`; ValueError if it is none."""
     data = node.get("launch", dict)
     try:
-        return Launch.from_json(data)
+        return decode(Launch, Node("launch", data))
     except ValueError as error:
         raise ValueError(f"{node.path}.launch is not a launch record: {error}") from error
 

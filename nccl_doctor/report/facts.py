@@ -11,6 +11,7 @@ from typing import Any
 
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import ALONE, Facts, OutcomeStatus, Rank
+from nccl_doctor.model.codec import encode
 from nccl_doctor.model.findings import Figure, Layer, Scope
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.report import Report
@@ -69,7 +70,7 @@ def _sections(report: Report) -> Iterator[Section]:
         ranks = [rank for rank in cluster.ranks if rank.host.id == host.id]
         for rank in islice(ranks, _MOST):
             of_rank = "" if len(cluster.ranks) == 1 else f" of rank {text_of(rank.rank)}"
-            launch = rank.launch.to_json() if rank.launch else {}
+            launch = encode(rank.launch) if rank.launch else {}
             yield f"launch{of_rank}", launch_rows(launch)
             env = sorted(rank.env.items())
             yield f"environment{of_rank}", [(text_of(key), text_of(value)) for key, value in env]
@@ -257,13 +258,13 @@ def _host(report: Report, rank: Rank | None) -> list[Row]:
     for host in report.cluster.hosts[:1]:
         rows.append(("host", text_of(host.label)))
         rows.append(("addresses", ", ".join(map(text_of, host.addresses)) or "none"))
-    launch = rank.launch.to_json() if rank and rank.launch else {}
+    launch = encode(rank.launch) if rank and rank.launch else {}
     return [*rows, *launch_rows(launch)]
 
 
 def _told_by_launch(rank: Rank) -> Iterable[str]:
     """Variables that the rows of the launch record name."""
-    launch = rank.launch.to_json() if rank.launch else {}
+    launch = encode(rank.launch) if rank.launch else {}
     return (str(source) for source in launch.get("sources", {}).values())
 
 

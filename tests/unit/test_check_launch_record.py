@@ -14,6 +14,7 @@ from nccl_doctor.api import ALONE, Cluster, Context, Launch, LaunchProblem, Seve
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.launch.detect import detect
 from nccl_doctor.launch.ranks import host_launch
+from nccl_doctor.model.codec import Node, decode, encode
 from nccl_doctor.model.options import Flags
 from nccl_doctor.report import text
 from tests.support import findings
@@ -57,7 +58,7 @@ def test_after_a_trip_through_json() -> None:
     cluster = change_rank(make_cluster(), 3, launch={"problems": (problem,)})
     launch = cluster.ranks[3].launch
     assert launch is not None
-    again = Launch.from_json(json.loads(json.dumps(launch.to_json())))
+    again = decode(Launch, Node("launch", json.loads(json.dumps(encode(launch)))))
     assert judge(change_rank(cluster, 3, launch=vars(again))) == judge(cluster)
 
 

@@ -25,6 +25,7 @@ from nccl_doctor.api import (
     Severity,
     Where,
 )
+from nccl_doctor.model.codec import Node, decode, encode
 from tests.support import findings
 from tests.support.checks import CHECKS
 from tests.support.clusters import change_rank, make_cluster, shut_out, with_round
@@ -73,8 +74,8 @@ class TestHealthy:
         again = cluster
         for rank in cluster.ranks:
             assert rank.launch is not None
-            data = json.loads(json.dumps(rank.launch.to_json()))
-            again = change_rank(again, rank.seat, launch=vars(Launch.from_json(data)))
+            data = json.loads(json.dumps(encode(rank.launch)))
+            again = change_rank(again, rank.seat, launch=vars(decode(Launch, Node("launch", data))))
         assert judge(again) == judge(cluster) != []
 
     def test_observe_says_who_it_takes_itself_for(self) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from nccl_doctor.launch.detect import detect
 from nccl_doctor.launch.launchers import LAUNCHERS, TORCH
 from nccl_doctor.launch.ranks import host_flags
+from nccl_doctor.model.codec import Node, decode, encode
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import Claim, agree, lay_out
 from nccl_doctor.model.options import Flags
@@ -484,7 +485,7 @@ VALUES = st.one_of(
 @given(st.dictionaries(st.one_of(st.sampled_from(NAMES), st.text(max_size=8)), VALUES))
 def test_detect_never_raises_and_survives_json(environ: dict[str, str]) -> None:
     launch = detect(environ)
-    assert Launch.from_json(json.loads(json.dumps(launch.to_json()))) == launch
+    assert decode(Launch, Node("launch", json.loads(json.dumps(encode(launch))))) == launch
     if launch.launcher == "none":
         assert launch == Launch()
     for item in launch.problems:

@@ -10,19 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.launch.detect import detect
+from nccl_doctor.model.codec import Node, decode, encode
 from nccl_doctor.model.launch import Launch
 from tests.support.rows import each_row
 
 ENVIRON = {"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "nd0", "MASTER_PORT": "29500"}
-RECORD = json.loads(json.dumps(detect(ENVIRON).to_json()))
+RECORD = json.loads(json.dumps(encode(detect(ENVIRON))))
 
 
 def test_a_record_is_the_same_after_its_way_through_json() -> None:
     launch = detect(ENVIRON)
     assert launch.problems
-    assert Launch.from_json(RECORD) == launch
-    assert Launch.from_json({**RECORD, "newer": 1}) == launch
-    assert Launch.from_json({}) == Launch()
+    assert decode(Launch, Node("launch", RECORD)) == launch
+    assert decode(Launch, Node("launch", {**RECORD, "newer": 1})) == launch
+    assert decode(Launch, Node("launch", {})) == Launch()
 
 
 @each_row(
@@ -46,7 +47,7 @@ def test_what_is_of_another_type_or_larger_than_any_job_is_named(
     field: str, value: Any, words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        Launch.from_json({**RECORD, field: value})
+        decode(Launch, Node("launch", {**RECORD, field: value}))
 
 
 JSON = st.recursive(
@@ -59,7 +60,7 @@ JSON = st.recursive(
 @given(st.sampled_from(sorted(RECORD)), JSON)
 def test_whatever_comes_is_a_record_or_a_value_error(field: str, value: Any) -> None:
     try:
-        launch = Launch.from_json({**RECORD, field: value})
+        launch = decode(Launch, Node("launch", {**RECORD, field: value}))
     except ValueError:
         return
     assert (launch.world_size or 0) <= 131_072

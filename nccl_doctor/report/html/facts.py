@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from nccl_doctor.model.cluster import ALONE, Facts, Outcome, Rank
+from nccl_doctor.model.codec import encode
 from nccl_doctor.model.findings import CheckResult, numbered
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.html.markup import Html, element, fold, table, together
@@ -295,7 +296,7 @@ def _launch(report: Report) -> Iterator[Html]:
         yield fold(f"Hosts ({len(hosts)})", table(("host", "addresses"), shown))
     if ranks:
         yield _seats(ranks)
-    launches = [rank.launch.to_json() if rank.launch else {} for rank in ranks]
+    launches = [encode(rank.launch) if rank.launch else {} for rank in ranks]
     for title, values in (("Launch", launches), ("Environment", [rank.env for rank in ranks])):
         alike: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
         for rank, value in zip(ranks, values, strict=True):
