@@ -40,6 +40,7 @@ from nccl_doctor.launch.ssh.connection import (
 from nccl_doctor.launch.ssh.hostfile import Entry
 from nccl_doctor.launch.ssh.program import own_words, start_words
 from nccl_doctor.model.cluster import Cluster, Host, Rank
+from nccl_doctor.model.codec import encode
 from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.kinds import RUN_INTERRUPTED
 from nccl_doctor.model.launch import OWN
@@ -191,7 +192,7 @@ def run_on_hosts(
             duration_s=round(time.monotonic() - started, 3),
             launcher=OWN,
             command=command_line(["nccl-doctor", *sys.argv[1:]]),
-            options=masked_data(options.to_json()),
+            options=masked_data(encode(options)),
             extra={"hostfile": fleet.path, **time_limit(options.timeout_s, more())},
         ),
     )

@@ -19,6 +19,7 @@ from nccl_doctor.judge.conclusion import EXIT_CODES, conclude
 from nccl_doctor.judge.merge import merge_clusters
 from nccl_doctor.judge.unread_hosts import unread_hosts
 from nccl_doctor.model.cluster import Cluster, Host
+from nccl_doctor.model.codec import encode
 from nccl_doctor.model.findings import CheckResult, Finding, Status, Where
 from nccl_doctor.model.kinds import RUN_INTERRUPTED
 from nccl_doctor.model.report import Report, RunRecord
@@ -118,7 +119,7 @@ class _Maker:
             duration_s=round(time.monotonic() - run.config.started, 3),
             launcher=run.launch.launcher,
             command=run.config.command,
-            options=masked_data(run.options.to_json()),
+            options=masked_data(encode(run.options)),
             alone=self._alone,
             extra=time_limit(run.options.timeout_s, run.more_s),
         )

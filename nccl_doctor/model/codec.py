@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from itertools import cycle
 from operator import attrgetter
 from typing import (
     Annotated,
@@ -355,28 +356,25 @@ def _one_of(values: Mapping[Any, Any]) -> _Read:
 
 
 def _list(origin: Any, inner: tuple[Any, ...]) -> _Read:
-    make, item = (tuple if origin is tuple else list), inner[0]
-    read_list, readers = _of(list), [_reader(each) for each in inner if each is not ...]
-    read_item = readers[0]
+    make, item, read_list = (tuple if origin is tuple else list), inner[0], _of(list)
+    readers = [_reader(each) for each in inner if each is not ...]
+    is_fixed = origin is tuple and len(readers) == len(inner)
 
-    def read_each(value: Any) -> Any:
-        if set(map(type, read_list(value))) <= {item}:  # plain values, a group has thousands
-            return make(value)
+    def read(value: Any) -> Any:
+        if is_fixed and len(read_list(value)) != len(inner):
+            raise ValueError(f" has {len(value)} values, not {len(inner)}")
+        if not is_fixed and set(map(type, read_list(value))) <= {item}:
+            return make(value)  # plain values: a group has thousands
         found: list[Any] = []
         try:
-            for each in value:
+            for read_item, each in zip(cycle(readers), value, strict=False):
                 found.append(read_item(each))
         except ValueError as error:
-            place = f"[{len(found)}]" if _is_record(item) else "[]"
+            place = f"[{len(found)}]" if is_fixed or _is_record(item) else "[]"
             raise ValueError(f"{place}{error}") from None
         return make(found)
 
-    def read_all(value: Any) -> Any:
-        if len(read_list(value)) != len(readers):
-            raise ValueError(f" has {len(value)} values, not {len(readers)}")
-        return tuple(read(each) for read, each in zip(readers, value, strict=True))
-
-    return read_each if len(readers) < len(inner) or origin is Sequence else read_all
+    return read
 
 
 def _table(key_type: Any, item: Any) -> _Read:
@@ -426,7 +424,9 @@ def _list_writer(write: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
 
 
 def _table_writer(key_type: Any, item: Any) -> Callable[[Any], Any]:
-    write = _writer(item) or (lambda value: value)
+    write = _writer(item)
+    if write is None:
+        return (lambda value: {str(key): value[key] for key in value}) if key_type is int else dict
     if key_type is int:
         return lambda value: {str(key): write(each) for key, each in value.items()}
     return lambda value: {key: write(each) for key, each in value.items()}
@@ -436,7 +436,9 @@ def _table_writer(key_type: Any, item: Any) -> Callable[[Any], Any]:
 def _record_writer(record: Any) -> Callable[[Any], dict[str, Any]]:
     every = [each for each in _fields(record) if each[3] is not Part.ELSEWHERE]
     keys = [key for _, key, _, _ in every]
-    values_of = attrgetter(*(name for name, *_ in every), "__class__")  # a tuple, of one field too
+    values_of: Callable[[Any], Any] = iter
+    if is_dataclass(record):
+        values_of = attrgetter(*(name for name, *_ in every), "__class__")  # of one field, too
     writers = [(key, made) for _, key, hint, _ in every if (made := _writer(hint))]
     sparse = [key for _, key, _, part in every if part is Part.SPARSE]
     rest = next((key for _, key, _, part in every if part is Part.REST), None)

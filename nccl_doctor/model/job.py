@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 GROUPS = ("auto", "one", "many", "weight-sync")
 """Values of `Job.groups`: not known; the default group alone; further groups by `new_group`; and
@@ -49,7 +49,11 @@ class UnreadHosts:
     variable: str = ""
 
 
-T = TypeVar("T", Rendezvous, UnreadHosts)
+class Leaf(NamedTuple):
+    """Leaf switch of the network, and the list of the hosts below it."""
+
+    leaf_switch: str
+    hostlist: str
 
 
 @dataclass(frozen=True)
@@ -91,45 +95,9 @@ class Job:
     max_restarts: int | None = None
     unread: UnreadHosts = field(default_factory=UnreadHosts)
     asks_ssh: tuple[str, ...] = ()
-    leaves: tuple[tuple[str, str], ...] = ()
+    leaves: tuple[Leaf, ...] = ()
 
     @property
     def has_several_groups(self) -> bool:
         """True if the user says that the job forms groups besides the default one."""
         return bool(self.mesh) or self.groups in ("many", "weight-sync")
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            **asdict(self),
-            "mesh": [list(dimension) for dimension in self.mesh],
-            "paths": [list(path) for path in self.paths],
-            "endpoints": list(self.endpoints),
-            "reach": list(self.reach),
-            "asks_ssh": list(self.asks_ssh),
-            "leaves": [{"leaf_switch": leaf, "hostlist": hosts} for leaf, hosts in self.leaves],
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Job:
-        """Inverse of `to_json`; unknown keys, from a newer version, are ignored."""
-        known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
-        known["mesh"] = tuple((str(name), int(size)) for name, size in known.get("mesh", ()))
-        known["paths"] = tuple((str(path), bool(writes)) for path, writes in known.get("paths", ()))
-        known["leaves"] = tuple(
-            (str(each["leaf_switch"]), str(each["hostlist"])) for each in known.get("leaves", ())
-        )
-        for name in ("endpoints", "reach", "asks_ssh"):
-            known[name] = tuple(str(each) for each in known.get(name, ()))
-        known["rendezvous"] = _texts(Rendezvous, known.get("rendezvous") or {})
-        known["unread"] = _texts(UnreadHosts, known.get("unread") or {})
-        if known.get("elastic") is not None:
-            least, most = known["elastic"]
-            known["elastic"] = int(least), int(most)
-        return cls(**known)
-
-
-def _texts(record: type[T], told: Mapping[str, Any]) -> T:
-    """A record of texts; unknown keys are ignored."""
-    fields = record.__dataclass_fields__
-    return record(**{name: str(told[name]) for name in fields if name in told})

@@ -6,7 +6,7 @@ Filled by the command line and the configuration file; travels from the coordina
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from nccl_doctor.model.findings import Level
@@ -54,20 +54,6 @@ class Options:
     exit_profile: str = "native"
     voices_from: int = 128
     job: Job = field(default_factory=Job)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {**asdict(self), "level": self.level.value, "job": self.job.to_json()}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Options:
-        """Inverse of `to_json`; unknown keys, from a newer version, are ignored."""
-        known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
-        known["level"] = Level(known.get("level", "standard"))
-        for name in ("select", "ignore", "absent_nodes"):
-            known[name] = tuple(known.get(name, ()))
-        known["job"] = Job.from_json(known.get("job", {}))
-        return cls(**known)
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def run_to_json(cluster: Cluster) -> Json:
         "collective_timeout_s": cluster.collective_timeout_s,
         "complete": cluster.complete,
         "expected": dict(cluster.expected),
-        "job": cluster.job.to_json(),
+        "job": encode(cluster.job),
     }
 
 
@@ -149,9 +149,9 @@ def _size(run: Node, key: str) -> int:
 
 def _job(data: Mapping[str, Any]) -> Job:
     try:
-        return Job.from_json(data)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"report.run.job is not a job record: {error!r}") from error
+        return decode(Job, Node("job", data))
+    except ValueError as error:
+        raise ValueError(f"report.run.job is not a job record: {error}") from error
 
 
 def _host(node: Node, known: Known) -> Host:

@@ -15,6 +15,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+from nccl_doctor.model.codec import Node, decode, encode
 from nccl_doctor.model.job import Job
 
 MASK = "***"
@@ -143,7 +144,7 @@ def masked_data(value: Any, key: str = "") -> Any:
 
 def masked_job(job: Job) -> Job:
     """The description of a job as a report may have it: its paths and URLs are the user's."""
-    return Job.from_json(masked_data(job.to_json()))
+    return decode(Job, Node("job", masked_data(encode(job))))
 
 
 def is_plain(text: str) -> bool:

@@ -16,10 +16,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from nccl_doctor.model.cluster import Cluster, Rank
+from nccl_doctor.model.job import Leaf
 from nccl_doctor.toolkit.slurm import slurm_hosts
 
-Leaves = tuple[tuple[str, str], ...]
-"""Leaf switch → the list of its hosts, as `slurm_hosts` reads it; no host has two."""
+Leaves = tuple[Leaf, ...]
+"""Leaf switches, each with its hosts as `slurm_hosts` reads them; no host has two."""
 
 _NAMES = ("switchname", "blockname")
 _PASSED = frozenset(("blocksizes",))
@@ -59,7 +60,7 @@ def read_leaves(text: str) -> Leaves:
         lists.setdefault(name, []).append(pairs["nodes"])
     if not lists:
         raise TopologyError(f"no line names hosts: {_WANTED}")
-    return tuple((name, ",".join(each)) for name, each in lists.items())
+    return tuple(Leaf(name, ",".join(each)) for name, each in lists.items())
 
 
 def _lines(text: str) -> Iterator[tuple[int, dict[str, str]]]:

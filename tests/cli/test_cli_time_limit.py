@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.launch.ssh.connection import MARKER, MORE, instructions
+from nccl_doctor.model.codec import encode
 from nccl_doctor.model.options import Options
 from tests.cli.program import CLEAN, program
 from tests.ranks.ranks import free_port
@@ -148,9 +149,10 @@ HOSTS = """
 import json, os, sys, time
 from nccl_doctor.gather.fleet import Fleet, run_on_hosts
 from nccl_doctor.launch.ssh.hostfile import Entry
+from nccl_doctor.model.codec import Node, decode
 from nccl_doctor.model.options import Flags, Options
 
-options = Options.from_json(json.loads(sys.argv[1]))
+options = decode(Options, Node("options", json.loads(sys.argv[1])))
 flags = Flags(master_addr="127.0.0.1", master_port=int(sys.argv[2]))
 fleet = Fleet.of("hosts", (Entry("nd0", 2, 1),), ("2",), flags, dict(os.environ))
 began = time.monotonic()
@@ -174,7 +176,7 @@ def test_over_ssh_the_hosts_are_waited_for_as_long(tmp_path: Path) -> None:
     env |= {"PATH": f"{ssh.parent}{os.pathsep}{os.environ['PATH']}", "SLOW_S": "20"}
     options = replace(options_of(backend="nccl", timeout_grows=True), timeout_s=20.0)
     done = subprocess.run(
-        [quick_python_path(), "-c", HOSTS, json.dumps(options.to_json()), str(free_port())],
+        [quick_python_path(), "-c", HOSTS, json.dumps(encode(options)), str(free_port())],
         cwd=tmp_path,
         env=env,
         capture_output=True,

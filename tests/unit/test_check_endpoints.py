@@ -11,6 +11,7 @@ import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Context, Finding, Job, Launch, Severity, Skip
 from nccl_doctor.checks.endpoints import CALLS, RULES, EndpointsCheck
+from nccl_doctor.model.codec import Node, decode, encode
 from nccl_doctor.toolkit.net.endpoints import endpoint_words, read_endpoint
 from tests.support.clusters import make_cluster, outcome, reread
 from tests.support.findings import judge, only
@@ -299,7 +300,7 @@ def test_a_port_of_this_host_that_is_free_and_then_held() -> None:
 
 def test_a_record_of_a_job_keeps_them() -> None:
     job = Job(endpoints=("a:1", "b:2"))
-    assert Job.from_json(job.to_json()) == job
+    assert decode(Job, Node("job", encode(job))) == job
 
 
 @each_row("text host port", [

@@ -12,6 +12,7 @@ import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Context, Finding, Job, Launch, Severity, Skip
 from nccl_doctor.checks.init_method import InitMethod
+from nccl_doctor.model.codec import Node, decode, encode
 from nccl_doctor.toolkit.storage.steps import PathDesk, ranks_of_store
 from tests.support.clusters import make_cluster, outcome, reread
 from tests.support.findings import judge, only
@@ -126,7 +127,7 @@ def test_without_a_file_it_is_skipped() -> None:
         CHECK.plan(make_cluster())
     (one,) = CHECK.plan(make_cluster(job=Job(init_file="/a/b")))
     assert (one.groups, one.params) == (((0, 2),), {"file": "/a/b"})
-    assert Job.from_json(Job(init_file="/a/b").to_json()).init_file == "/a/b"
+    assert decode(Job, Node("job", encode(Job(init_file="/a/b")))).init_file == "/a/b"
 
 
 def test_a_file_that_torch_has_left(tmp_path: Path) -> None:

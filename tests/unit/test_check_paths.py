@@ -11,6 +11,7 @@ import pytest
 from nccl_doctor.api import Confidence, Context, Job, Launch, Severity, Skip
 from nccl_doctor.checks.paths import Paths
 from nccl_doctor.judge.causes import explain
+from nccl_doctor.model.codec import Node, decode, encode
 from nccl_doctor.toolkit.host import Mount
 from nccl_doctor.toolkit.storage.examine import ALL, HEADS
 from nccl_doctor.toolkit.storage.file_systems import is_network, may_be_shared, mount_of, server_of
@@ -241,8 +242,8 @@ def test_the_work_grows_with_the_hosts() -> None:
 
 def test_a_record_of_a_job_keeps_the_paths() -> None:
     job = Job(paths=(("/a", True), ("/b", False)))
-    assert Job.from_json(job.to_json()) == job
-    assert Job.from_json({}).paths == ()
+    assert decode(Job, Node("job", encode(job))) == job
+    assert decode(Job, Node("job", {})).paths == ()
 
 
 def test_observed_here(tmp_path: Any) -> None:

@@ -18,6 +18,7 @@ import pytest
 from nccl_doctor.api import Cluster, Context, Finding, Job, Launch, Severity, Skip
 from nccl_doctor.checks.reach import REACH, Reach, asking
 from nccl_doctor.checks.reach.asking import Asked, ask, bundle_of, proxy_for
+from nccl_doctor.model.codec import Node, decode, encode
 from tests.support.clusters import make_cluster, outcome, reread
 from tests.support.findings import judge, only
 from tests.support.rows import each_row
@@ -110,7 +111,7 @@ def test_without_the_option_it_is_skipped_and_with_it_each_host_asks_for_itself(
     (one,) = CHECK.plan(make_cluster(job=Job(reach=(HUB,))))
     assert one.groups == ((0,), (2,))
     assert one.params == {"urls": [HUB]}
-    assert Job.from_json(Job(reach=(HUB,)).to_json()).reach == (HUB,)
+    assert decode(Job, Node("job", encode(Job(reach=(HUB,))))).reach == (HUB,)
 
 
 # The environment

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.judge.unread_hosts import unread_hosts
+from nccl_doctor.model.codec import Node, decode, encode
 from nccl_doctor.model.job import Job, UnreadHosts
 from nccl_doctor.model.kinds import HOSTS_NOT_EXAMINED
 from tests.support.clusters import make_cluster
@@ -141,5 +142,5 @@ def test_what_else_is_unknown_or_broken_still_holds_the_job_back():
 
 def test_hosts_that_are_not_read_travel_with_the_job():
     unread = UnreadHosts("the command says --nnodes 2", nnodes="2", master_addr="a")
-    assert Job.from_json(Job(unread=unread).to_json()).unread == unread
-    assert Job.from_json({}).unread == UnreadHosts()
+    assert decode(Job, Node("job", encode(Job(unread=unread)))).unread == unread
+    assert decode(Job, Node("job", {})).unread == UnreadHosts()

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from nccl_doctor.model.codec import Node, decode, encode
 from nccl_doctor.model.findings import Level
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.options import Flags, Options, contradictions
@@ -26,9 +27,9 @@ TORCHRUN = Launch(
 
 def test_options_through_json():
     options = Options(level=Level.FULL, select=("a",), ignore=("b", "c"), expected={"x": 1})
-    data = json.loads(json.dumps(options.to_json()))
-    assert Options.from_json(data) == options
-    assert Options.from_json({**data, "newer": 1}) == options
+    data = json.loads(json.dumps(encode(options)))
+    assert decode(Options, Node("options", data)) == options
+    assert decode(Options, Node("options", {**data, "newer": 1})) == options
 
 
 def test_flags_that_agree():

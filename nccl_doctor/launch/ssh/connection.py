@@ -31,6 +31,7 @@ from typing import IO, Any
 
 from nccl_doctor import __version__
 from nccl_doctor.launch.ssh import program
+from nccl_doctor.model.codec import Node, decode, encode
 from nccl_doctor.model.options import Options
 from nccl_doctor.system import supervisor
 from nccl_doctor.system.deadline import no_more
@@ -424,7 +425,7 @@ def tell_more(seconds: int) -> None:
 
 def instructions(options: Options, variables: Mapping[str, str], secret: bytes = b"") -> str:
     """The line that a relay waits for; `secret` is what all hosts of the run share."""
-    line = {"options": options.to_json(), "variables": dict(variables), "secret": secret.hex()}
+    line = {"options": encode(options), "variables": dict(variables), "secret": secret.hex()}
     return json.dumps(line) + "\n"
 
 
@@ -440,7 +441,7 @@ def attend() -> tuple[Options, bytes]:
     sys.stderr.write(f"{MARKER}{__version__}\n")
     sys.stderr.flush()
     given = _first_line()
-    options = Options.from_json(given["options"])
+    options = decode(Options, Node("options", given["options"]))
     secret = bytes.fromhex(given["secret"])
     program.apply(given["variables"])
     threading.Thread(target=_watch, name="relay", daemon=True).start()
