@@ -17,9 +17,9 @@ from nccl_doctor.gather.connect import first_seal
 from nccl_doctor.gather.context import Run, StartTime
 from nccl_doctor.gather.ends import (
     QUIET_S,
-    STOPPED,
     Deaths,
     Heartbeats,
+    Stop,
     another_connection,
     departures,
 )
@@ -48,6 +48,7 @@ from nccl_doctor.gather.visitors import note_visitors
 from nccl_doctor.launch import identity
 from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import AFTER_LOSS, BEFORE, Cluster, Outcome, OutcomeStatus
+from nccl_doctor.model.codec import encode
 from nccl_doctor.model.findings import Finding, Round, Turn, Where
 from nccl_doctor.model.kinds import RUN_INTERRUPTED
 from nccl_doctor.model.report import ParticipantResult, Report
@@ -371,7 +372,7 @@ class Coordinator:
             StoreLost: the store is gone.
         """
         box, number = another_connection(self._box), self._number
-        self._posted.stop(box, number, {STOPPED: signal_name})
+        self._posted.stop(box, number, encode(Stop(signal_name)))
         for group in self._groups:
             box.put(over_key(number, group), True)
         # Some may have taken a seat that this run has not read yet.

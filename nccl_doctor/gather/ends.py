@@ -11,7 +11,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 from nccl_doctor.gather.context import Key
 from nccl_doctor.gather.envelope import OPEN, Seal
@@ -23,7 +23,7 @@ from nccl_doctor.gather.peers import say_left
 from nccl_doctor.gather.store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.launch import identity
 from nccl_doctor.model.check import Check
-from nccl_doctor.model.codec import MAX_PID, MAX_RANKS, MAX_SEATS, Node
+from nccl_doctor.model.codec import MAX_PID, MAX_SEATS, Node, Number, between, decode
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.layout import Address
 from nccl_doctor.toolkit.net.sock_diag import connections_at
@@ -66,30 +66,23 @@ def seal_of(key: Key | None, run_id: str) -> Seal:
     return Seal(key.secret, run_id if key.lasts else "")
 
 
+def _signal_name(name: str) -> str:
+    if not name.startswith(("SIG", "signal ")) or len(name) > _NAME:
+        raise ValueError(" is no name of a signal")
+    return name
+
+
+SignalName = Annotated[str, _signal_name]
+
+
 @dataclass(frozen=True)
 class Death:
     """Process that was killed: the key of its host, its id and rank, and the signal."""
 
     host: str
-    pid: int
-    rank: int | None
-    signal: str
-
-    @classmethod
-    def from_json(cls, data: object) -> Death:
-        """Inverse of `death_of`; ValueError for what it cannot have made."""
-        node = Node("death", data)
-        node.number("pid", 0, MAX_PID)
-        rank = node.number("rank", 0, MAX_RANKS)
-        return cls(node.get("host", str), node.get("pid", int), rank, signal_in(node))
-
-
-def signal_in(node: Node) -> str:
-    """Name of the signal in a message; ValueError for what is none."""
-    name = node.get("signal", str)
-    if not name.startswith(("SIG", "signal ")) or len(name) > _NAME:
-        raise ValueError("no name of a signal")
-    return name
+    pid: Annotated[int, between(0, MAX_PID)]
+    rank: Number | None
+    signal: SignalName
 
 
 class Deaths:
@@ -135,7 +128,7 @@ class Deaths:
             key = f"death/{self._read}"
             self._read += 1
             with contextlib.suppress(ValueError, StoreTimeout):  # it is no record of ours
-                self._deaths.append(Death.from_json(self._box.get(key, 0.0)))
+                self._deaths.append(decode(Death, Node("death", self._box.get(key, 0.0))))
         return self._read > known
 
 
@@ -146,25 +139,22 @@ class Deaths:
 # otherwise.
 
 
-STOPPED = "stopped"
-"""Key of a message of rank 0, in place of any other, which holds the signal that ends it."""
 LEFT_TELL_S = 1.0
 """Time limit for it: the others may have left already, and the store with them."""
+
+
+class Stop(NamedTuple):
+    """Message of rank 0, in place of any other: the signal that ends it."""
+
+    stopped: SignalName = ""
 
 
 @dataclass(frozen=True)
 class Departure:
     """Seat of a participant that left, and the signal that it received."""
 
-    seat: int
-    signal: str
-
-    @classmethod
-    def from_json(cls, data: object) -> Departure:
-        """Inverse of `tell_left`; ValueError for what it cannot have made."""
-        node = Node("departure", data)
-        node.number("seat", 0, MAX_SEATS)
-        return cls(node.get("seat", int), signal_in(node))
+    seat: Annotated[int, between(0, MAX_SEATS)]
+    signal: SignalName
 
 
 def tell_left(box: ControlStore, seat: int, signal_name: str) -> None:
@@ -189,10 +179,7 @@ def another_connection(box: ControlStore) -> ControlStore:
 
 def signal_of_rank_0(data: object) -> str:
     """Signal that ended rank 0, if that is what its message says; ValueError for none of ours."""
-    node = Node("rank 0", data if isinstance(data, dict) else {})
-    if STOPPED not in node.data:
-        return ""
-    return signal_in(Node("rank 0", {"signal": node.data[STOPPED]}))
+    return decode(Stop, Node("rank 0", data if isinstance(data, dict) else {})).stopped
 
 
 def departures(box: ControlStore, most: int) -> Iterator[Departure]:
@@ -205,7 +192,7 @@ def departures(box: ControlStore, most: int) -> Iterator[Departure]:
         key = f"departure/{number}"
         if box.wait([key], 0.0):
             with contextlib.suppress(ValueError, StoreTimeout):  # it is no record of ours
-                yield Departure.from_json(box.get(key, 0.0))
+                yield decode(Departure, Node("departure", box.get(key, 0.0)))
 
 
 # Watch for hosts in a round that no longer ask the store for anything: dead, stopped or cut off.

@@ -19,7 +19,7 @@ from nccl_doctor.gather.messages import (
     Order,
     Roster,
     is_paged,
-    order_from_json,
+    order_from,
     own_part,
     page_of,
     whole,
@@ -30,6 +30,7 @@ from nccl_doctor.gather.store import STRANGER_S, ControlStore, StoreLost, StoreT
 from nccl_doctor.gather.views import HostReports
 from nccl_doctor.model import kinds
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
+from nccl_doctor.model.codec import Node, decode
 from nccl_doctor.model.findings import Kind, Round, Where
 from nccl_doctor.model.launch import OWN
 from nccl_doctor.system.pauses import Pauses, in_words
@@ -145,8 +146,8 @@ class Follower:
         """Participants that are in, and their places."""
         data = self._get(key, left_s)
         self._paged = is_paged(data)
-        data = whole(self._box, key, data, self._run.seat)
-        return HostPlaces.from_json(data) if key == "layout" else Roster.from_json(data)
+        node = Node(f"rank 0: {key}", whole(self._box, key, data, self._run.seat))
+        return decode(HostPlaces, node) if key == "layout" else decode(Roster, node)
 
     def _read(self, until: float, read: Callable[[float], T]) -> T:
         """A message of rank 0. What is malformed may be a stranger's: that of rank 0 takes its
@@ -207,7 +208,7 @@ class Follower:
             data = self._get(page_of(key, run.seat) if self._paged else key, left_s)
             if self._paged:
                 data = own_part(self._box, key, data, run.seat, self._groups)
-            return order_from_json(data)
+            return order_from(data)
 
         try:
             return self._read(until, read)

@@ -1,6 +1,6 @@
 """Messages of a run: sign-ins, orders and what is posted to all; they cross the store as JSON.
 
-`from_json` raises ValueError for what is malformed, and names the sender and the place in it.
+The ValueError for what is malformed names the sender and the place in it.
 """
 
 from __future__ import annotations
@@ -10,21 +10,26 @@ import json
 import os
 import secrets
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, NamedTuple
 
 from nccl_doctor.gather.store import OPERATION_S, ControlStore, StoreTimeout
 from nccl_doctor.launch import identity
 from nccl_doctor.model.cluster import Facts, facts_to_json
 from nccl_doctor.model.codec import (
-    MAX_LOCAL_RANKS,
     MAX_PID,
     MAX_RANKS,
-    MAX_SEATS,
     MOST_MORE_S,
+    Key,
     Node,
+    Part,
+    Seconds,
+    at_most,
+    between,
     decode,
     encode,
+    first,
+    one_of,
 )
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.launch import OWN, Launch
@@ -34,22 +39,24 @@ from nccl_doctor.system.masking import masked_data
 from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.variables.recorded import allowed
 
-_TEXT_MAX = 1024
-_CAUSES_MAX = 1_000_000
 MOST_REASONS = 3
 """Causes that the end of the run tells."""
 MOST_REFUSED = 64
 """Refused sign-ins whose reasons are told."""
-_HOSTS_MAX = 64
-_BACKENDS = ("nccl", "gloo")
+_TEXT_MAX = 1024
+Text = Annotated[str, at_most(_TEXT_MAX)]
 
 
 class Reason(NamedTuple):
     """Reason in rank 0's words: code and message of a finding, and the hosts in its place."""
 
-    code: str
-    message: str
-    hosts: tuple[str, ...] = ()
+    code: Text
+    message: Text
+    hosts: Annotated[tuple[str, ...], first(64)] = ()
+
+
+Refused = Annotated[Mapping[int, Reason], Part.SPARSE]
+"""Reasons of sign-ins that were not taken, by seat."""
 
 
 @dataclass(frozen=True)
@@ -62,34 +69,15 @@ class Roster:
     """
 
     tokens: Mapping[int, str]
-    nonce: str
-    backend: str
-    next_s: float
+    nonce: Text
+    backend: Annotated[str, one_of(("nccl", "gloo"))]
+    next_s: Seconds
     hosts: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    refused: Mapping[int, Reason] = field(default_factory=dict)
+    refused: Refused = field(default_factory=dict)
 
     def admits(self, seat: int, token: str) -> bool:
         """True if the participant of this seat and token takes part."""
         return self.tokens.get(seat) == token
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        data = {**asdict(self), "tokens": _by_text(self.tokens)}
-        del data["refused"]
-        return data | _refused_json(self.refused)
-
-    @classmethod
-    def from_json(cls, data: Any) -> Roster:
-        """Inverse of `to_json`."""
-        node = Node("rank 0: roster", data)
-        return cls(
-            _tokens(node),
-            node.text("nonce", _TEXT_MAX),
-            node.one_of("backend", _BACKENDS),
-            _next_s(node),
-            _hosts(node),
-            _refused(node),
-        )
 
 
 @dataclass(frozen=True)
@@ -101,42 +89,13 @@ class HostPlaces:
 
     places: Mapping[int, HostPlace]
     tokens: Mapping[int, str]
-    next_s: float
+    next_s: Seconds
     hosts: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    refused: Mapping[int, Reason] = field(default_factory=dict)
+    refused: Refused = field(default_factory=dict)
 
     def admits(self, seat: int, token: str) -> bool:
         """True if the host of the participant of this seat and token has a place."""
         return self.tokens.get(seat) == token and seat in self.places
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        places = {
-            seat: {
-                name: number for name, number in asdict(place).items() if name != "nnodes" or number
-            }
-            for seat, place in self.places.items()
-        }
-        return {
-            "places": _by_text(places),
-            "tokens": _by_text(self.tokens),
-            "next_s": self.next_s,
-            "hosts": dict(self.hosts),
-            **_refused_json(self.refused),
-        }
-
-    @classmethod
-    def from_json(cls, data: Any) -> HostPlaces:
-        """Inverse of `to_json`."""
-        node = Node("rank 0: layout", data)
-        places = Node(f"{node.path}.places", node.get("places", dict))
-        return cls(
-            {_seat(places, key): _place(places, key) for key in places.data},
-            _tokens(node),
-            _next_s(node),
-            _hosts(node),
-            _refused(node),
-        )
 
 
 @dataclass(frozen=True)
@@ -145,22 +104,15 @@ class Order:
     seconds by which the end of the run is put off so far, where no --timeout was given.
     """
 
-    check: str
-    round: Round
-    next_s: float
-    more_s: int = 0
+    check: Text
+    round: Annotated[Round, Part.APART]
+    next_s: Seconds
+    more_s: Annotated[int, between(0, MOST_MORE_S), Part.SPARSE] = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "check": self.check,
-            "round": self.round.name,
-            "groups": self.round.groups,
-            "params": dict(self.round.params),
-            "deadline_s": self.round.deadline_s,
-            "next_s": self.next_s,
-            **({"more_s": self.more_s} if self.more_s else {}),
-        }
+        """Plain data, with that of the round that its members need."""
+        round_ = replace(self.round, may_shrink=False, pairs=None, by_seat=())
+        return encode(self) | encode(round_)
 
 
 @dataclass(frozen=True)
@@ -169,11 +121,11 @@ class Finish:
     host that has the report, and the first causes, as far as they are told.
     """
 
-    code: int
-    verdict: str = ""
-    causes: int = 0
-    host: str = ""
-    reasons: tuple[Reason, ...] = ()
+    code: Annotated[int, between(0, 3), Key("finish")]
+    verdict: Annotated[str, one_of(VERDICTS), Part.SPARSE] = ""
+    causes: Annotated[int, between(0, 1_000_000), Part.SPARSE] = 0
+    host: Annotated[Text, Part.SPARSE] = ""
+    reasons: Annotated[tuple[Reason, ...], first(MOST_REASONS), Part.SPARSE] = ()
 
     @property
     def words(self) -> str:
@@ -185,96 +137,13 @@ class Finish:
         many = f": {self.causes} {thing}{'s' if self.causes != 1 else ''}" if thing else ""
         return f"{self.verdict.upper()}, see node 0{host}{many}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        told: dict[str, Any] = {"verdict": self.verdict, "causes": self.causes, "host": self.host}
-        told["reasons"] = [each._asdict() for each in self.reasons]
-        return {"finish": self.code, **{name: value for name, value in told.items() if value}}
 
-
-def order_from_json(data: Any) -> Order | Finish:
-    """Inverse of `to_json` of both."""
+def order_from(data: Any) -> Order | Finish:
+    """Order, or the end of the run, of its data."""
     node = Node("rank 0: order", data)
     if "finish" in node.data:
-        return Finish(
-            _told(node, "finish", 3),
-            node.one_of("verdict", VERDICTS) if "verdict" in node.data else "",
-            node.number("causes", 0, _CAUSES_MAX) or 0,
-            node.text("host", _TEXT_MAX) if "host" in node.data else "",
-            node.each("reasons", _reason)[:MOST_REASONS] if "reasons" in node.data else (),
-        )
-    groups = (Node(node.path, {"groups[]": group}) for group in node.many("groups", list))
-    round_ = Round(
-        node.text("round", _TEXT_MAX),
-        tuple(_group(group.many("groups[]", int)) for group in groups),
-        node.seconds("deadline_s"),
-        node.get("params", dict),
-    )
-    more_s = node.number("more_s", 0, MOST_MORE_S) or 0
-    return Order(node.text("check", _TEXT_MAX), round_, _next_s(node), more_s)
-
-
-def _reason(node: Node) -> Reason:
-    hosts = node.many("hosts", str)[:_HOSTS_MAX]
-    return Reason(node.text("code", _TEXT_MAX), node.text("message", _TEXT_MAX), hosts)
-
-
-def _refused_json(refused: Mapping[int, Reason]) -> dict[str, Any]:
-    told = {str(seat): reason._asdict() for seat, reason in refused.items()}
-    return {"refused": told} if told else {}
-
-
-def _refused(node: Node) -> dict[int, Reason]:
-    told = Node(f"{node.path}.refused", node.get("refused", dict, {}))
-    return {
-        _seat(told, key): _reason(Node(f"{told.path}.{key}", told.get(key, dict)))
-        for key in told.data
-    }
-
-
-def _group(seats: tuple[int, ...]) -> tuple[int, ...]:
-    if seats and not (min(seats) >= 0 and max(seats) < MAX_SEATS):
-        raise ValueError("rank 0: order.groups has what is not the number of a seat")
-    return seats
-
-
-def _place(places: Node, key: str) -> HostPlace:
-    node = Node(f"{places.path}.{key}", places.data[key])
-    names = [field.name for field in fields(HostPlace) if field.name != "nnodes"]
-    nnodes = node.number("nnodes", 0, MAX_RANKS) or 0
-    told = {
-        name: _told(node, name, MAX_LOCAL_RANKS if name == "nproc" else MAX_RANKS) for name in names
-    }
-    return HostPlace(**told, nnodes=nnodes)
-
-
-def _told(node: Node, key: str, high: int) -> int:
-    node.number(key, 0, high)
-    return node.get(key, int)
-
-
-def _tokens(node: Node) -> dict[int, str]:
-    tokens = Node(f"{node.path}.tokens", node.get("tokens", dict))
-    return {_seat(tokens, key): tokens.get(key, str) for key in tokens.data}
-
-
-def _hosts(node: Node) -> dict[str, list[str]]:
-    hosts = Node(f"{node.path}.hosts", node.get("hosts", dict, {}))
-    return {name: list(hosts.many(name, str)) for name in hosts.data}
-
-
-def _by_text(by_seat: Mapping[int, Any]) -> dict[str, Any]:
-    return {str(seat): each for seat, each in by_seat.items()}
-
-
-def _seat(node: Node, key: str) -> int:
-    if not (key.isascii() and key.isdecimal() and len(key) < 10):
-        raise ValueError(f'{node.path}: "{key}" is not the number of a seat')
-    return int(key)
-
-
-def _next_s(node: Node) -> float:
-    return node.seconds("next_s")
+        return decode(Finish, node)
+    return decode(Order, node, round=decode(Round, node))
 
 
 # Messages of rank 0 to all, posted so that each participant reads what concerns itself.
@@ -316,7 +185,7 @@ class Postings:
 
     def seats(self, key: str, told: Roster | HostPlaces) -> None:
         """Post who is in, and where: each participant reads its own page."""
-        data = told.to_json()
+        data = encode(told)
         if len(told.tokens) > PAGE:
             by_seat = {name: data.pop(name) for name in _BY_SEAT if name in data}
             pages: dict[int, dict[str, dict[str, Any]]] = {}
@@ -369,7 +238,7 @@ class Postings:
 
     def finish(self, number: int, end: Finish) -> None:
         """Post the end of the run, in place of an order."""
-        self._to_all(number, end.to_json())
+        self._to_all(number, encode(end))
 
     def stop(self, box: ControlStore, number: int, message: Any) -> None:
         """Post a last message over another connection, in place of whatever is waited for: the list
@@ -468,7 +337,6 @@ def own_part(
 
 SIGN_IN_MAX = 4 << 20
 """Largest sign-in, in bytes of JSON: some forty times that of a host of eight GPUs."""
-_BACKENDS_SAID = ("", "auto", "nccl", "gloo")
 
 
 @dataclass(frozen=True)
@@ -521,6 +389,12 @@ def _readable_number(node: Node, key: str) -> int | None:
         return None
 
 
+class _Host(NamedTuple):
+    name: Text
+    key: Text
+    addresses: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class SignIn:
     """One participant: its launch, its host, and the facts that it observed alone.
@@ -529,17 +403,17 @@ class SignIn:
     apart (`identity.host_key`). `alone` is from `alone_as`. The rest is as in `Rank`.
     """
 
-    token: str
-    pid: int
+    token: Text
+    pid: Annotated[int, between(0, MAX_PID)]
     launch: Launch
-    host_name: str
-    host_key: str
-    addresses: tuple[str, ...] = ()
+    host_name: Annotated[str, Part.APART]
+    host_key: Annotated[str, Part.APART]
+    addresses: Annotated[tuple[str, ...], Part.APART] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    device: str | None = None
-    backend: str = ""
+    device: Text | None = None
+    backend: Annotated[str, one_of(("", "auto", "nccl", "gloo"))] = ""
     joining: Mapping[str, float] = field(default_factory=dict)
-    facts: Facts = field(default_factory=dict)
+    facts: Annotated[Facts, Part.APART] = field(default_factory=dict)
     alone: str = ""
 
     @property
@@ -553,22 +427,8 @@ class SignIn:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "token": self.token,
-            "pid": self.pid,
-            "launch": encode(self.launch),
-            "env": dict(self.env),
-            "device": self.device,
-            "backend": self.backend,
-            "alone": self.alone,
-            "host": {
-                "name": self.host_name,
-                "key": self.host_key,
-                "addresses": list(self.addresses),
-            },
-            "joining": dict(self.joining),
-            "facts": facts_to_json(self.facts),
-        }
+        host = {"name": self.host_name, "key": self.host_key, "addresses": list(self.addresses)}
+        return {**encode(self), "host": host, "facts": facts_to_json(self.facts)}
 
     @classmethod
     def from_json(cls, seat: int, data: Any) -> SignIn:
@@ -578,21 +438,16 @@ class SignIn:
             ValueError: it is malformed; names the seat that sent it, and the place in it.
         """
         node = Node(f"seat {seat}: sign-in", data)
-        host = Node(f"{node.path}.host", node.get("host", dict))
-        env = Node(f"{node.path}.env", node.get("env", dict))
-        return cls(
-            token=node.text("token", _TEXT_MAX),
-            pid=node.number("pid", 0, MAX_PID) or 0,
+        host = decode(_Host, Node(f"{node.path}.host", node.get("host", dict)))
+        return decode(
+            cls,
+            node,
             launch=launch_from_json(node),
-            host_name=host.text("name", _TEXT_MAX),
-            host_key=host.text("key", _TEXT_MAX),
-            addresses=host.many("addresses", str),
-            env={name: env.get(name, str) for name in env.data},
-            device=None if node.data.get("device") is None else node.text("device", _TEXT_MAX),
-            backend=node.one_of("backend", _BACKENDS_SAID, ""),
+            host_name=host.name,
+            host_key=host.key,
+            addresses=host.addresses,
             joining=joining_from_json(node),
             facts=facts_from_json(node),
-            alone=node.get("alone", str, ""),
         )
 
 

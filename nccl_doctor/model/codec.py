@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -170,30 +170,60 @@ class Key(NamedTuple):
 class Part(Enum):
     """Annotation of a field that is not simply written and read."""
 
-    SPARSE = "left out where it is empty"
+    SPARSE = "left out where it is the default"
     REST = "keys that are no fields, as they are"
-    ELSEWHERE = "not of the codec: who decodes has its value"
+    APART = "not written, and given to who reads"
 
 
-Check = Callable[[Any], str]
-"""Annotation of a value: says how it is beyond its bounds, or nothing."""
 _Read = Callable[[Any], Any]
-"""Makes a value of plain data; its ValueError begins with the place in it."""
+"""Makes a value of plain data; its ValueError begins with the place in it. As annotation of a
+field: makes the value that is taken of the one that was read.
+"""
 
 
-def between(low: int, high: int) -> Check:
-    """Whole numbers of that range."""
-    return lambda n: "" if low <= n <= high else f" is {_short(n)}, outside {low}–{high}"
+def between(low: int, high: int) -> _Read:
+    """Bounds of a whole number."""
+
+    def read(number: int) -> int:
+        if low <= number <= high:
+            return number
+        raise ValueError(f" is {_short(number)}, outside {low}–{high}")
+
+    return read
 
 
-def at_most(most: int) -> Check:
-    """Texts of at most that many characters."""
-    return lambda s: "" if len(s) <= most else f" has {len(s)} characters, more than {most}"
+def at_most(most: int) -> _Read:
+    """Bounds of a text."""
+
+    def read(text: str) -> str:
+        if len(text) <= most:
+            return text
+        raise ValueError(f" has {len(text)} characters, more than {most}")
+
+    return read
 
 
-def _time(seconds: float) -> str:
-    is_time = 0 <= seconds <= MAX_SECONDS  # so it is a number, too
-    return "" if is_time else f" is no time from 0 to {MAX_SECONDS:.0f} s"
+def first(most: int) -> _Read:
+    """Bounds of a list, whose rest is left out."""
+    return lambda values: values[:most]
+
+
+def one_of(known: Iterable[Any]) -> _Read:
+    """Texts that are known, or the values that they stand for."""
+    values = {each.value if isinstance(each, Enum) else each: each for each in known}
+
+    def read(text: str) -> Any:
+        if text in values:
+            return values[text]
+        raise ValueError(f' is "{text[:40]}", not one of {", ".join(values)}')
+
+    return read
+
+
+def _time(seconds: float) -> float:
+    if 0 <= seconds <= MAX_SECONDS:  # so it is a number, too
+        return seconds
+    raise ValueError(f" is no time from 0 to {MAX_SECONDS:.0f} s")
 
 
 Seconds = Annotated[float, _time]
@@ -207,18 +237,18 @@ def encode(record: Any) -> dict[str, Any]:
     return _record_writer(kind)(record)
 
 
-def decode(record: type[T], node: Node, **elsewhere: Any) -> T:
-    """The record at a node; `elsewhere` has the fields that are not of the codec.
+def decode(record: type[T], node: Node, **given: Any) -> T:
+    """The record at a node; fields that are `given` are not read.
 
     Raises:
         ValueError: it is malformed; says where, and what is wrong.
     """
     kind: Any = record
     try:
-        values = _values(kind)(node.data)
+        values = _values(kind, frozenset(given))(node.data)
     except ValueError as error:
         raise ValueError(f"{node.path}{error}") from None
-    return record(**values, **elsewhere)
+    return record(**values, **given)
 
 
 _UNIONS = (Union, types.UnionType)
@@ -242,17 +272,19 @@ def _fields(record: Any) -> list[tuple[str, str, Any, Any]]:
     return found
 
 
-def _defaults(record: Any) -> Container[str]:
+def _defaults(record: Any) -> Mapping[str, Any]:
+    """Name of a field → its default, where it has one."""
     if not is_dataclass(record):
         return record._field_defaults  # type: ignore[no-any-return]
-    return {f.name for f in fields(record) if not f.default is f.default_factory is MISSING}
+    made = {f.name: f.default_factory() for f in fields(record) if callable(f.default_factory)}
+    return made | {f.name: f.default for f in fields(record) if f.default is not MISSING}
 
 
 @cache
-def _values(record: Any) -> Callable[[Any], dict[str, Any]]:
+def _values(record: Any, given: Set[str] = frozenset()) -> Callable[[Any], dict[str, Any]]:
     """Reader of the fields of a record, by name."""
     every, defaults = _fields(record), _defaults(record)
-    read_here = [each for each in every if each[3] in (None, Part.SPARSE)]
+    read_here = [each for each in every if each[0] not in given and each[3] is not Part.REST]
     readers = [(name, key, _reader(hint)) for name, key, hint, _ in read_here]
     needed = [(n, key, _is_optional(hint)) for n, key, hint, _ in read_here if n not in defaults]
     known = {key for _, key, _, _ in every}
@@ -285,12 +317,12 @@ def _reader(hint: Any) -> _Read:
     """Reader of an annotation."""
     origin, inner = get_origin(hint) or hint, get_args(hint)
     if origin is Annotated:
-        return _checked(_reader(inner[0]), [mark for mark in inner[1:] if callable(mark)])
+        return _both(_reader(inner[0]), *(mark for mark in inner[1:] if callable(mark)))
     if origin in _UNIONS:
         return _either([_reader(each) for each in inner if each is not type(None)])
     if origin is Literal:
-        return _one_of({each: each for each in inner})
-    if origin in (tuple, Sequence):
+        return _both(_of(str), one_of(inner))
+    if origin in (tuple, Sequence, Iterable):
         return _list(origin, inner)
     if origin is Mapping and inner not in ((), (str, Any)):
         return _table(*inner)
@@ -298,7 +330,7 @@ def _reader(hint: Any) -> _Read:
         values = _values(hint)
         return lambda value: hint(**values(value))
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return _one_of({each.value: each for each in hint})
+        return _both(_of(str), one_of(hint))
     return (lambda value: value) if hint is Any else _of(dict if origin is Mapping else origin)
 
 
@@ -315,18 +347,8 @@ def _of(kind: Any) -> _Read:
     return read
 
 
-def _checked(read_value: _Read, checks: Sequence[Check]) -> _Read:
-    if not checks:
-        return read_value
-    (check,) = checks
-
-    def read(value: Any) -> Any:
-        made = read_value(value)
-        if words := check(made):
-            raise ValueError(words)
-        return made
-
-    return read
+def _both(read_value: _Read, then: _Read | None = None) -> _Read:
+    return (lambda value: then(read_value(value))) if then else read_value
 
 
 def _either(readers: Sequence[_Read]) -> _Read:
@@ -340,17 +362,6 @@ def _either(readers: Sequence[_Read]) -> _Read:
             with contextlib.suppress(ValueError):
                 return each(value)
         return last(value)
-
-    return read
-
-
-def _one_of(values: Mapping[Any, Any]) -> _Read:
-    read_text = _of(str)
-
-    def read(value: Any) -> Any:
-        if read_text(value) in values:
-            return values[value]
-        raise ValueError(f' is "{value[:40]}", not one of {", ".join(values)}')
 
     return read
 
@@ -382,6 +393,8 @@ def _table(key_type: Any, item: Any) -> _Read:
 
     def read(value: Any) -> Any:
         keys = list(map(_seat, read_object(value)) if key_type is int else read_object(value))
+        if set(map(type, value.values())) <= {item}:
+            return dict(zip(keys, value.values(), strict=True))
         found: dict[Any, Any] = {}
         try:
             for key, each in zip(keys, value.values(), strict=True):
@@ -409,7 +422,7 @@ def _writer(hint: Any) -> Callable[[Any], Any] | None:
         kind, *others = [each for each in inner if each is not type(None)]
         write = None if others else _writer(kind)
         return write and (lambda value: None if value is None else write(value))
-    if origin in (tuple, Sequence):
+    if origin in (tuple, Sequence, Iterable):
         return _list_writer(_writer(inner[0]))
     if origin is Mapping:
         return _table_writer(*inner)
@@ -434,22 +447,24 @@ def _table_writer(key_type: Any, item: Any) -> Callable[[Any], Any]:
 
 @cache
 def _record_writer(record: Any) -> Callable[[Any], dict[str, Any]]:
-    every = [each for each in _fields(record) if each[3] is not Part.ELSEWHERE]
+    every = [each for each in _fields(record) if each[3] is not Part.APART]
     keys = [key for _, key, _, _ in every]
     values_of: Callable[[Any], Any] = iter
     if is_dataclass(record):
         values_of = attrgetter(*(name for name, *_ in every), "__class__")  # of one field, too
     writers = [(key, made) for _, key, hint, _ in every if (made := _writer(hint))]
-    sparse = [key for _, key, _, part in every if part is Part.SPARSE]
+    defaults = _defaults(record)
+    sparse = [(key, defaults[name]) for name, key, _, part in every if part is Part.SPARSE]
     rest = next((key for _, key, _, part in every if part is Part.REST), None)
 
     def write(value: Any) -> dict[str, Any]:
         data = dict(zip(keys, values_of(value), strict=False))
-        for key, write_value in writers:
-            data[key] = write_value(data[key])
-        for key in sparse:
-            if not data[key]:
+        for key, default in sparse:
+            if data[key] == default:
                 del data[key]
+        for key, write_value in writers:
+            if key in data:
+                data[key] = write_value(data[key])
         return data | data.pop(rest) if rest else data
 
     return write

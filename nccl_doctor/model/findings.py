@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from nccl_doctor.model.codec import MAX_SEATS, Key, Part, Seconds, at_most
 
 
 class Layer(str, Enum):
@@ -307,6 +309,12 @@ class Figure:
     counts: bool = True
 
 
+def _seats(group: tuple[int, ...]) -> tuple[int, ...]:
+    if group and not (min(group) >= 0 and max(group) < MAX_SEATS):
+        raise ValueError(" has what is not the number of a seat")
+    return group
+
+
 @dataclass(frozen=True)
 class Round:
     """One thing done together: the groups, the parameters, the deadline.
@@ -320,13 +328,13 @@ class Round:
     entry only.
     """
 
-    name: str
-    groups: tuple[tuple[int, ...], ...]
-    deadline_s: float
+    name: Annotated[str, at_most(1024), Key("round")]
+    groups: tuple[Annotated[tuple[int, ...], _seats], ...]
+    deadline_s: Seconds
     params: Mapping[str, Any] = field(default_factory=dict)
-    may_shrink: bool = False
-    pairs: Iterable[tuple[int, int]] | None = None
-    by_seat: tuple[str, ...] = ()
+    may_shrink: Annotated[bool, Part.SPARSE] = False
+    pairs: Annotated[Iterable[tuple[int, int]] | None, Part.SPARSE] = None
+    by_seat: Annotated[tuple[str, ...], Part.SPARSE] = ()
 
 
 @dataclass(frozen=True)

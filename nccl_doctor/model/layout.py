@@ -11,6 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Annotated
+
+from nccl_doctor.model.codec import MAX_LOCAL_RANKS, Number, Part, between
 
 Address = tuple[str, int]
 """Host name or numeric address, and port."""
@@ -34,11 +37,11 @@ class HostPlace:
     where it is not the one that the hosts were started with; else 0.
     """
 
-    node_rank: int
-    first_rank: int
-    nproc: int
-    world_size: int
-    nnodes: int = 0
+    node_rank: Number
+    first_rank: Number
+    nproc: Annotated[int, between(0, MAX_LOCAL_RANKS)]
+    world_size: Number
+    nnodes: Annotated[Number, Part.SPARSE] = 0
 
     @property
     def ranks(self) -> range:

@@ -22,6 +22,7 @@ from nccl_doctor.gather.envelope import OPEN
 from nccl_doctor.gather.messages import Roster
 from nccl_doctor.gather.opening import MEETING, open_run, opened, prefix_of
 from nccl_doctor.gather.store import ControlStore
+from nccl_doctor.model.codec import encode
 from tests.ranks.ranks import BASE, Ended, Ranks, descendants, free_port, gone
 from tests.support.forkserver import quick_python_path
 from tests.support.waiting import until
@@ -132,7 +133,7 @@ def test_an_earlier_run_that_had_ended_sends_nobody_home(agents: Agents) -> None
     open_run(agents.meeting, "earlier")
     old = agents.run()
     old.add("seats", 2)
-    old.put("roster", Roster({0: "a", 1: "b"}, "earlier", "gloo", next_s=15.0).to_json())
+    old.put("roster", encode(Roster({0: "a", 1: "b"}, "earlier", "gloo", next_s=15.0)))
     old.put("order/0", {"finish": 0})
     ranks = agents.ranks(1, 1)
     ranks.start([1])
@@ -229,7 +230,7 @@ def test_a_rank_that_comes_when_all_have_begun_is_told_so(agents: Agents) -> Non
     """By rank 0, in the run that it signed in for: that is none of an earlier start."""
     open_run(agents.meeting, "this")
     box = agents.run()
-    box.put("roster", Roster({0: "a"}, "this", "gloo", next_s=15.0).to_json())
+    box.put("roster", encode(Roster({0: "a"}, "this", "gloo", next_s=15.0)))
     ranks = agents.ranks(0, 0)
     ranks.start([1])
     box.get("seat/0", WAIT_S)

@@ -14,6 +14,7 @@ from nccl_doctor.gather.envelope import OPEN
 from nccl_doctor.gather.messages import Roster
 from nccl_doctor.gather.opening import MEETING, open_run, prefix_of
 from nccl_doctor.gather.store import ControlStore
+from nccl_doctor.model.codec import encode
 from tests.ranks.ranks import Ranks
 
 pytestmark = pytest.mark.xdist_group("torch")
@@ -103,7 +104,7 @@ def test_host_that_cannot_tell_whose_run_it_reached_blames_no_host(
     door = server.serve(ranks.port)
     try:
         old = earlier_run(ranks.port, "nonce")
-        old.put("roster", Roster({0: "somebody"}, "nonce", "gloo", 15.0).to_json())
+        old.put("roster", encode(Roster({0: "somebody"}, "nonce", "gloo", 15.0)))
         ranks.start([1])
         assert ranks.wait(WAIT_S)[1].code == 1  # another host cannot use a loopback address
     finally:
@@ -131,7 +132,7 @@ def test_an_order_that_nobody_can_read_ends_the_run_of_this_rank(
     rank_0 = earlier_run(stale.port, "nonce")
     stale.start([1])
     token = rank_0.get("seat/0", WAIT_S)["token"]
-    rank_0.put("roster", Roster({0: token}, "nonce", "gloo", 15.0).to_json())
+    rank_0.put("roster", encode(Roster({0: token}, "nonce", "gloo", 15.0)))
     rank_0.put("order/0", order)
     ended = stale.wait(WAIT_S)
     said = " ".join(ended[1].stderr.split())

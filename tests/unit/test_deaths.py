@@ -8,12 +8,13 @@ import os
 import pytest
 
 from nccl_doctor.gather.ends import Death, death_of
+from nccl_doctor.model.codec import Node, decode
 
 
 def test_a_death_arrives_as_it_was_told() -> None:
-    read = Death.from_json(json.loads(json.dumps(death_of(os.getpid(), 3, "SIGKILL"))))
+    read = decode(Death, Node("death", json.loads(json.dumps(death_of(os.getpid(), 3, "SIGKILL")))))
     assert (read.pid, read.rank, read.signal) == (os.getpid(), 3, "SIGKILL")
-    assert Death.from_json(death_of(7, None, "signal 40")).rank is None
+    assert decode(Death, Node("death", death_of(7, None, "signal 40"))).rank is None
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,7 @@ def test_a_death_arrives_as_it_was_told() -> None:
 )  # fmt: skip
 def test_what_is_no_record_of_ours_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"death|signal"):
-        Death.from_json({**death_of(7, 3, "SIGKILL"), **changes})
+        decode(Death, Node("death", {**death_of(7, 3, "SIGKILL"), **changes}))
     for text in ("x", [], None, 5):
         with pytest.raises(ValueError, match="death"):
-            Death.from_json(text)
+            decode(Death, Node("death", text))

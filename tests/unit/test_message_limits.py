@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.gather.ends import Death, Departure
-from nccl_doctor.gather.messages import HostPlaces, SignIn, order_from_json
+from nccl_doctor.gather.messages import HostPlaces, SignIn, order_from
 from nccl_doctor.gather.visitors import unknown
 from nccl_doctor.gather.voice.sharing import Known
 from nccl_doctor.model.codec import (
@@ -18,6 +18,7 @@ from nccl_doctor.model.codec import (
     MAX_SEATS,
     MAX_SECONDS,
     Node,
+    decode,
 )
 from nccl_doctor.model.report import outcome_from_json
 from tests.support.rows import each_row
@@ -37,20 +38,20 @@ def launch(data: Any) -> object:
 
 
 def order(data: Any) -> object:
-    return order_from_json({**ORDER, "params": {}, **data})
+    return order_from({**ORDER, "params": {}, **data})
 
 
 def place(data: Any) -> object:
     places = {"0": {**PLACE, **data}}
-    return HostPlaces.from_json({"places": places, "tokens": {}, "next_s": 1.0})
+    return decode(HostPlaces, Node("layout", {"places": places, "tokens": {}, "next_s": 1.0}))
 
 
 def death(data: Any) -> object:
-    return Death.from_json({**DEATH, **data})
+    return decode(Death, Node("death", {**DEATH, **data}))
 
 
 def departure(data: Any) -> object:
-    return Departure.from_json({"seat": 1, "signal": "SIGINT", **data})
+    return decode(Departure, Node("departure", {"seat": 1, "signal": "SIGINT", **data}))
 
 
 def outcome(data: Any) -> object:

@@ -21,8 +21,9 @@ from nccl_doctor.gather.messages import (
     Reason,
     Roster,
     SignIn,
-    order_from_json,
+    order_from,
 )
+from nccl_doctor.model.codec import Node, decode, encode
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import HostPlace
@@ -36,15 +37,29 @@ SIGN_IN = SignIn("t", 1, Launch(rank=3), "nd0", "key", ("10.0.0.1",), {"A": "b"}
 
 REASON = Reason("node-rank-duplicate", "2 hosts claim node rank 0", ("nd0", "nd1"))
 
+
+def roster_of(data: Any) -> Roster:
+    return decode(Roster, Node("rank 0: roster", data))
+
+
+def places_of(data: Any) -> HostPlaces:
+    return decode(HostPlaces, Node("rank 0: layout", data))
+
+
+def through_json(message: Any) -> Any:
+    own = isinstance(message, (Order, SignIn))
+    return json.loads(json.dumps(message.to_json() if own else encode(message)))
+
+
 READERS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
-    "roster": (ROSTER, Roster.from_json),
-    "layout": (PLACES, HostPlaces.from_json),
-    "roster that refuses": (replace(ROSTER, refused={3: REASON}), Roster.from_json),
-    "layout that refuses": (replace(PLACES, refused={3: REASON}), HostPlaces.from_json),
-    "finish with reasons": (Finish(1, "fail", 1, "ux0", (REASON,)), order_from_json),
-    "order": (ORDER, order_from_json),
-    "finish": (Finish(3), order_from_json),
-    "finish in words": (Finish(1, "fail", 2, "ux0"), order_from_json),
+    "roster": (ROSTER, roster_of),
+    "layout": (PLACES, places_of),
+    "roster that refuses": (replace(ROSTER, refused={3: REASON}), roster_of),
+    "layout that refuses": (replace(PLACES, refused={3: REASON}), places_of),
+    "finish with reasons": (Finish(1, "fail", 1, "ux0", (REASON,)), order_from),
+    "order": (ORDER, order_from),
+    "finish": (Finish(3), order_from),
+    "finish in words": (Finish(1, "fail", 2, "ux0"), order_from),
     "sign-in": (SIGN_IN, lambda data: SignIn.from_json(3, data)),
 }
 
@@ -52,30 +67,30 @@ READERS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 @pytest.mark.parametrize("name", READERS)
 def test_a_message_is_the_same_after_its_way_through_the_store(name: str) -> None:
     message, read = READERS[name]
-    data = json.loads(json.dumps(message.to_json()))
+    data = through_json(message)
     assert read({**data, "of a newer version": 1}) == message
 
 
 def test_the_number_of_hosts_of_an_elastic_job_crosses_the_store() -> None:
     places = HostPlaces({0: HostPlace(0, 0, 2, 4, 2)}, {0: "a"}, 25, HOSTS)
-    assert HostPlaces.from_json(json.loads(json.dumps(places.to_json()))) == places
+    assert places_of(through_json(places)) == places
 
 
 def test_the_format_is_that_of_other_versions() -> None:
-    assert ROSTER.to_json() == {
+    assert encode(ROSTER) == {
         "tokens": {"0": "a", "12": "b"},
         "nonce": "0123",
         "backend": "gloo",
         "next_s": 15.0,
         "hosts": HOSTS,
     }
-    assert PLACES.to_json() == {
+    assert encode(PLACES) == {
         "places": {"12": {"node_rank": 1, "first_rank": 2, "nproc": 2, "world_size": 4}},
         "tokens": {"0": "a", "12": "b"},
         "next_s": 25,
         "hosts": HOSTS,
     }
-    assert json.loads(json.dumps(ORDER.to_json())) == {
+    assert through_json(ORDER) == {
         "check": "links",
         "round": "pairs",
         "groups": [[0, 1], [3, 2]],
@@ -85,8 +100,8 @@ def test_the_format_is_that_of_other_versions() -> None:
     }
     longer = {**ORDER.to_json(), "more_s": 43}
     assert replace(ORDER, more_s=43).to_json() == longer
-    assert order_from_json(json.loads(json.dumps(longer))) == replace(ORDER, more_s=43)
-    assert Finish(3).to_json() == {"finish": 3}
+    assert order_from(json.loads(json.dumps(longer))) == replace(ORDER, more_s=43)
+    assert encode(Finish(3)) == {"finish": 3}
     assert Finish(3).words == ""
     assert Finish(1, "fail", 1, "ux0").words == "FAIL, see node 0 (ux0): 1 problem"
     assert Finish(0, "warn", 2).words == "WARN, see node 0: 2 warnings"
@@ -142,7 +157,7 @@ def test_a_malformed_message_names_its_sender_and_the_place(
     name: str, key: str, value: object, words: str
 ) -> None:
     message, read = READERS[name]
-    data = {**json.loads(json.dumps(message.to_json())), key: value}
+    data = {**through_json(message), key: value}
     if value is KeyError:
         del data[key]
     with pytest.raises(ValueError, match=r"^(rank 0|seat 3): ") as error:
@@ -175,7 +190,7 @@ def test_a_message_with_a_number_that_cannot_be_is_refused(
 ) -> None:
     message, read = READERS[name]
     with pytest.raises(ValueError) as error:  # noqa: PT011 - the words differ
-        read({**json.loads(json.dumps(message.to_json())), key: value})
+        read({**through_json(message), key: value})
     assert words in str(error.value)
 
 
@@ -190,7 +205,7 @@ JSON = st.recursive(
 @given(data=st.data())
 def test_whatever_comes_is_a_message_or_a_value_error(name: str, data: st.DataObject) -> None:
     message, read = READERS[name]
-    value = json.loads(json.dumps(message.to_json()))
+    value = through_json(message)
     inner = value
     for _ in range(data.draw(st.integers(0, 3))):  # somewhere in it
         keys = [key for key, each in inner.items() if isinstance(each, dict) and each]

@@ -17,12 +17,13 @@ from nccl_doctor.gather.messages import (
     Postings,
     Roster,
     is_paged,
-    order_from_json,
+    order_from,
     own_part,
     page_of,
     whole,
 )
 from nccl_doctor.gather.store import StoreTimeout
+from nccl_doctor.model.codec import Node, decode, encode
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.layout import HostPlace
 
@@ -72,7 +73,7 @@ def order(groups: Sequence[Sequence[int]], **params: Any) -> Order:
 
 
 def told(box: Letters, number: int, seat: int) -> Order:
-    found = order_from_json(read_order(box, number, seat))
+    found = order_from(read_order(box, number, seat))
     assert isinstance(found, Order)
     return found
 
@@ -83,11 +84,11 @@ def test_who_is_in_costs_each_reader_a_page() -> None:
         tokens = {seat: f"{seat:016x}" for seat in range(count)}
         posted(box).seats("roster", Roster(tokens, "run", "gloo", 5.0))
         for seat in range(0, count, 16):
-            roster = Roster.from_json(read(box, "roster", seat))
+            roster = decode(Roster, Node("roster", read(box, "roster", seat)))
             assert roster.admits(seat, tokens[seat])
             assert not roster.admits(seat, "another")
             assert len(roster.tokens) <= PAGE
-        stranger = Roster.from_json(read(box, "roster", count + 1))
+        stranger = decode(Roster, Node("roster", read(box, "roster", count + 1)))
         assert not stranger.admits(count + 1, "")
         return box.read
 
@@ -100,7 +101,7 @@ def test_each_host_learns_its_own_place() -> None:
     tokens = {seat: str(seat) for seat in places}
     posted(box).seats("layout", HostPlaces(places, tokens, 5.0, {"nd0": ["192.168.77.1"]}))
     for seat, place in places.items():
-        layout = HostPlaces.from_json(read(box, "layout", seat))
+        layout = decode(HostPlaces, Node("layout", read(box, "layout", seat)))
         assert layout.admits(seat, str(seat))
         assert layout.places[seat] == place
         assert layout.hosts == {"nd0": ["192.168.77.1"]}
@@ -114,8 +115,8 @@ def test_few_seats_have_one_message_as_before() -> None:
     postings.seats("roster", roster)
     postings.order(0, few)
     assert postings.keys == ["roster", "order/0"]
-    assert json.loads(box.texts["roster"]) == roster.to_json()
-    assert order_from_json(json.loads(box.texts["order/0"])) == few
+    assert json.loads(box.texts["roster"]) == encode(roster)
+    assert order_from(json.loads(box.texts["order/0"])) == few
 
 
 @pytest.mark.parametrize("count", [8, 200])
@@ -203,7 +204,7 @@ def test_each_reads_the_end(seats: int) -> None:
     end = Finish(1, "fail", 2, "nd0")
     posted(box, seats).finish(7, end)
     for seat in (0, seats - 1):
-        assert order_from_json(read_order(box, 7, seat)) == end
+        assert order_from(read_order(box, 7, seat)) == end
 
 
 @pytest.mark.parametrize(
@@ -215,4 +216,4 @@ def test_a_page_that_is_none_names_rank_0(page: Any) -> None:
     posted(box, 100).order(0, order([range(100)]))
     box.put("order/0/page/0", page)
     with pytest.raises(ValueError, match="rank 0"):
-        order_from_json(read_order(box, 0, 5))
+        order_from(read_order(box, 0, 5))

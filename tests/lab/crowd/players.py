@@ -36,6 +36,7 @@ from nccl_doctor.gather.voice.letters import (
 )
 from nccl_doctor.launch import identity
 from nccl_doctor.model.cluster import AFTER_LOSS, ALONE, Facts, Outcome
+from nccl_doctor.model.codec import Node, decode
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.options import Options
 from nccl_doctor.toolkit.garbage import collected_rarely
@@ -123,7 +124,7 @@ class Spoken:
         for seat, rank in self._ranks.items():
             page = page_of("roster", seat) if self._paged else "roster"
             if page not in self._cast.rosters:
-                here = Roster.from_json(whole(self._box, "roster", told, seat))
+                here = decode(Roster, Node("roster", whole(self._box, "roster", told, seat)))
                 self._cast.rosters[page] = here
             if not self._cast.rosters[page].admits(seat, self._tokens[rank]):
                 raise LookupError(f"rank {rank} is not admitted")
@@ -252,7 +253,7 @@ class Cast:
                 for number, seat in enumerate(some)
             ] or [data]
             every = {tuple(group): group for part in parts for group in part.get("groups", [])}
-            order = follow.order_from_json({**parts[0], "groups": list(every.values())})
+            order = follow.order_from({**parts[0], "groups": list(every.values())})
             members = set(itertools.chain(*groups, *large.values()))
             told = order if isinstance(order, Order) else None
             self._orders[id(data)] = told, members, data  # with it, so that no other has its id
@@ -313,7 +314,7 @@ class Direct:
 
 def share_work() -> None:
     """Make letters before the start, and take apart once what all read."""
-    wrap, unwrap, read = store.wrap, store.unwrap, follow.order_from_json
+    wrap, unwrap, read = store.wrap, store.unwrap, follow.order_from
     seen: dict[bytes, Any] = {}
     orders: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
@@ -335,7 +336,7 @@ def share_work() -> None:
 
     store.wrap = wrapped
     store.unwrap = unwrapped
-    follow.order_from_json = order
+    follow.order_from = order
     store.Worker = Direct  # type: ignore[misc,assignment]
 
 

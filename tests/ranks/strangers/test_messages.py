@@ -17,6 +17,7 @@ import pytest
 from nccl_doctor.gather.envelope import Seal, wrap
 from nccl_doctor.gather.messages import Reason, Roster
 from nccl_doctor.gather.opening import MEETING, open_run, opened, prefix_of
+from nccl_doctor.model.codec import encode
 from tests.ranks.ranks import Ended, Ranks
 from tests.ranks.strangers.job import (
     AGENT,
@@ -155,7 +156,7 @@ def test_a_stranger_who_plays_rank_0_does_not_end_it_with_success(job: Job, tmp_
     stranger = run_of(ranks)
     meeting.put("sure/0", question)
     token = stranger.get("seat/0", WAIT_S)["token"]
-    stranger.put("roster", Roster({0: token}, "nonce", "gloo", next_s=9.0).to_json())
+    stranger.put("roster", encode(Roster({0: token}, "nonce", "gloo", next_s=9.0)))
     stranger.put("order/0", {"finish": 0})
     (ended,) = ranks.wait(WAIT_S).values()
     assert ended.code == 3
@@ -174,7 +175,7 @@ def test_a_rank_whose_time_is_over_does_not_blame_rank_0(job: Job, tmp_path: Pat
     store = run_of(alone)
     alone.start([1])
     token = store.get("seat/0", WAIT_S)["token"]
-    store.put("roster", Roster({0: token}, "nonce", "gloo", next_s=60.0).to_json())
+    store.put("roster", encode(Roster({0: token}, "nonce", "gloo", next_s=60.0)))
     (ended,) = alone.wait(WAIT_S).values()
     assert ended.code == 3
     assert ended.seconds < JOIN_S
@@ -193,7 +194,7 @@ def test_a_rank_that_is_refused_says_why(job: Job, tmp_path: Path) -> None:
     store.get("seat/0", WAIT_S)
     why = {0: Reason("message-refused", "seat 0: sign-in.pid is not an integer")}
     told = Roster({}, "nonce", "gloo", next_s=9.0, refused=why)
-    store.put("roster", told.to_json())
+    store.put("roster", encode(told))
     store.put("late/0", True)  # nobody opens another run
     (ended,) = alone.wait(WAIT_S).values()
     assert ended.code == 3
