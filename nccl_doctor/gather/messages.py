@@ -20,7 +20,7 @@ from nccl_doctor.model.codec import (
     MAX_PID,
     MAX_RANKS,
     MOST_MORE_S,
-    Key,
+    Called,
     Node,
     Part,
     Seconds,
@@ -121,7 +121,7 @@ class Finish:
     host that has the report, and the first causes, as far as they are told.
     """
 
-    code: Annotated[int, between(0, 3), Key("finish")]
+    code: Annotated[int, between(0, 3), Called("finish")]
     verdict: Annotated[str, one_of(VERDICTS), Part.SPARSE] = ""
     causes: Annotated[int, between(0, 1_000_000), Part.SPARSE] = 0
     host: Annotated[Text, Part.SPARSE] = ""
@@ -389,7 +389,7 @@ def _readable_number(node: Node, key: str) -> int | None:
         return None
 
 
-class _Host(NamedTuple):
+class _Machine(NamedTuple):
     name: Text
     key: Text
     addresses: tuple[str, ...] = ()
@@ -438,7 +438,7 @@ class SignIn:
             ValueError: it is malformed; names the seat that sent it, and the place in it.
         """
         node = Node(f"seat {seat}: sign-in", data)
-        host = decode(_Host, Node(f"{node.path}.host", node.get("host", dict)))
+        host = decode(_Machine, Node(f"{node.path}.host", node.get("host", dict)))
         return decode(
             cls,
             node,

@@ -12,6 +12,7 @@ from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.judge.place import Place, PlaceIndex, is_of_a_group
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.codec import encode
 from nccl_doctor.model.findings import Confidence, Effect, Finding, Layer, Severity, Where
 from nccl_doctor.model.kinds import ENGINE_CODES
 
@@ -99,7 +100,7 @@ def importance(finding: Finding) -> tuple[Any, ...]:
         finding.level.order,
         finding.kind.layer.order,
         finding.code,
-        _canonical(finding.where.to_json()),
+        _canonical(encode(finding.where)),
         finding.message,
         finding.fix,
         repr(getattr(finding.fix, "steps", ())),  # two may have one text

@@ -357,7 +357,7 @@ def _result(
         scope=check.scope,
         status=status,
         reason=reason,
-        duration_s=account.duration_s,
+        duration_s=round(account.duration_s, 4),
         tested=account.units.labels_of(account.tested),
     )
 

@@ -161,7 +161,7 @@ def _type(value: Any) -> str:
 # values.
 
 
-class Key(NamedTuple):
+class Called(NamedTuple):
     """Annotation of a field that stands under another name."""
 
     name: str
@@ -267,7 +267,7 @@ def _fields(record: Any) -> list[tuple[str, str, Any, Any]]:
     found = []
     for name, hint in get_type_hints(record, include_extras=True).items():
         marks = getattr(hint, "__metadata__", ())
-        key = next((mark.name for mark in marks if isinstance(mark, Key)), name)
+        key = next((mark.name for mark in marks if isinstance(mark, Called)), name)
         found.append((name, key, hint, next((m for m in marks if isinstance(m, Part)), None)))
     return found
 
@@ -287,7 +287,8 @@ def _values(record: Any, given: Set[str] = frozenset()) -> Callable[[Any], dict[
     read_here = [each for each in every if each[0] not in given and each[3] is not Part.REST]
     readers = [(name, key, _reader(hint)) for name, key, hint, _ in read_here]
     needed = [(n, key, _is_optional(hint)) for n, key, hint, _ in read_here if n not in defaults]
-    known = {key for _, key, _, _ in every}
+    marks = (mark for each in every for mark in getattr(each[2], "__metadata__", ()))
+    known = {key for _, key, _, _ in every} | {m.name for m in marks if isinstance(m, Called)}
     rest = next((name for name, _, _, part in every if part is Part.REST), None)
 
     def read(data: Any) -> dict[str, Any]:

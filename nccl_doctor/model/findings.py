@@ -12,7 +12,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from nccl_doctor.model.codec import MAX_SEATS, Key, Part, Seconds, at_most
+from nccl_doctor.model.codec import MAX_SEATS, Called, Part, Seconds, at_most, encode
 
 
 class Layer(str, Enum):
@@ -197,17 +197,6 @@ class Where:
         named = self.hosts or self.ranks or self.links or self.devices or self.interfaces
         return bool(named or self.nodes)
 
-    def to_json(self) -> dict[str, Any]:
-        """Data for the report: lists, every key present."""
-        return {
-            "hosts": list(self.hosts),
-            "ranks": list(self.ranks),
-            "links": [list(link) for link in self.links],
-            "devices": list(self.devices),
-            "interfaces": list(self.interfaces),
-            "nodes": list(self.nodes),
-        }
-
 
 def _sorted_union(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     there = [part for part in parts if part]
@@ -274,7 +263,7 @@ class Finding:
             "title": self.kind.title,
             "message": self.message,
             "fix": str(self.fix or self.kind.fix),
-            "where": self.where.to_json(),
+            "where": encode(self.where),
             "evidence": dict(self.evidence),
             "explained_by": self.explained_by,
             **({"explained_why": self.explained_why} if self.explained_why else {}),
@@ -328,7 +317,7 @@ class Round:
     entry only.
     """
 
-    name: Annotated[str, at_most(1024), Key("round")]
+    name: Annotated[str, at_most(1024), Called("round")]
     groups: tuple[Annotated[tuple[int, ...], _seats], ...]
     deadline_s: Seconds
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -339,7 +328,7 @@ class Round:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of one check on the whole cluster."""
+    """Result of one check on the cluster; `tested` are host names, or rank numbers as text."""
 
     name: str
     layer: Layer
@@ -347,19 +336,7 @@ class CheckResult:
     status: Status
     reason: str = ""
     duration_s: float = 0.0
-    tested: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Data for the report; `hosts_or_ranks_tested` holds host names or rank numbers as text."""
-        return {
-            "name": self.name,
-            "layer": self.layer.value,
-            "scope": self.scope.value,
-            "status": self.status.value,
-            "reason": self.reason,
-            "duration_s": round(self.duration_s, 4),
-            "hosts_or_ranks_tested": list(self.tested),
-        }
+    tested: Annotated[tuple[str, ...], Called("hosts_or_ranks_tested")] = ()
 
 
 def number_range(numbers: Sequence[int], most: int | None = None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from nccl_doctor.model.cluster import (
@@ -30,7 +31,6 @@ from nccl_doctor.model.findings import (
     Kind,
     Layer,
     Level,
-    Scope,
     Severity,
     Status,
     Where,
@@ -396,7 +396,7 @@ class Report:
             "run": self.run.to_json(self.cluster),
             "root_causes": [_finding_json(finding, hosts) for finding in self.root_causes],
             "findings": [_finding_json(finding, hosts) for finding in self.findings],
-            "checks": [check.to_json() for check in self.checks],
+            "checks": [encode(check) for check in self.checks],
             "redacted": self.redacted,
         }
 
@@ -436,7 +436,7 @@ class Report:
             run=RunRecord.from_json(Node("report.run", root.get("run", dict)), cluster),
             root_causes=root.each("root_causes", _finding),
             findings=findings,
-            checks=root.each("checks", _check),
+            checks=root.each("checks", partial(decode, CheckResult)),
             tool=root.get("tool", dict),
             redacted=root.get("redacted", bool),
             cluster=cluster,
@@ -468,13 +468,6 @@ def _finding_json(finding: Finding, hosts: StepHosts) -> Json:
 
 
 def _finding(node: Node) -> Finding:
-    where = Node(f"{node.path}.where", node.get("where", dict))
-    links = where.get("links", list, [])
-    if not all(
-        isinstance(link, list) and len(link) == 2 and all(isinstance(end, str) for end in link)
-        for link in links
-    ):
-        raise ValueError(f"{where.path}.links is not a list of pairs of host names")
     kind = Kind(
         code=node.get("code", str),
         layer=node.choice("layer", Layer),
@@ -491,29 +484,10 @@ def _finding(node: Node) -> Finding:
     return Finding(
         kind=kind,
         message=node.get("message", str),
-        where=Where(
-            hosts=where.many("hosts", str),
-            ranks=where.many("ranks", int),
-            links=tuple((link[0], link[1]) for link in links),
-            devices=where.many("devices", str),
-            interfaces=where.many("interfaces", str),
-            nodes=where.many("nodes", int),
-        ),
+        where=decode(Where, Node(f"{node.path}.where", node.get("where", dict))),
         evidence=node.get("evidence", dict),
         confidence=node.choice("confidence", Confidence),
         explained_by=node.maybe("explained_by", str),
         explained_why=node.get("explained_why", str, ""),
         check=node.get("check", str),
-    )
-
-
-def _check(node: Node) -> CheckResult:
-    return CheckResult(
-        name=node.get("name", str),
-        layer=node.choice("layer", Layer),
-        scope=node.choice("scope", Scope),
-        status=node.choice("status", Status),
-        reason=node.get("reason", str, ""),
-        duration_s=node.get("duration_s", float, 0.0),
-        tested=node.many("hosts_or_ranks_tested", str),
     )

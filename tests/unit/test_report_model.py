@@ -176,7 +176,7 @@ def spoil(path: str, value: object) -> dict:
         ("findings.0.where", None, "report.findings[0].where is null"),
         ("findings.0.where.hosts", "nd0", "report.findings[0].where.hosts is a text"),
         ("findings.0.where.ranks", ["0"], "report.findings[0].where.ranks[] is a text"),
-        ("findings.0.where.links", [["nd0"]], "not a list of pairs"),
+        ("findings.0.where.links", [["nd0"]], "where.links[] has 1 values, not 2"),
         ("findings.0.evidence", [], "report.findings[0].evidence is a list"),
         ("checks.0.status", "good", 'report.checks[0].status is "good"'),
         ("checks.0.hosts_or_ranks_tested", [1], "hosts_or_ranks_tested[] is a whole number"),

@@ -24,6 +24,7 @@ from nccl_doctor.judge.history.figures import (
 from nccl_doctor.judge.history.past import ChosenRuns, Past
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.codec import encode
 from nccl_doctor.model.findings import Confidence, Finding, Severity, Where
 from nccl_doctor.model.fixes import fill
 from nccl_doctor.model.kinds import (
@@ -236,7 +237,7 @@ def _shown(change: Change) -> dict[str, Any]:
     return {
         "check": change.check,
         "name": change.now.name,
-        "where": {key: each for key, each in change.now.where.to_json().items() if each},
+        "where": {key: each for key, each in encode(change.now.where).items() if each},
         "unit": change.now.unit,
         "now": change.value,
         "median": change.before,

@@ -17,6 +17,7 @@ from nccl_doctor.judge.history.figures import (
 )
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.codec import encode
 from nccl_doctor.model.findings import Finding, Severity, Where
 from nccl_doctor.model.kinds import HISTORY_KINDS
 from nccl_doctor.model.report import Report
@@ -247,4 +248,4 @@ def _row(what: str, name: str, before: Any, now: Any) -> dict[str, Any]:
 
 
 def _where(where: Where) -> dict[str, Any]:
-    return {key: each for key, each in where.to_json().items() if each}
+    return {key: each for key, each in encode(where).items() if each}

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from nccl_doctor.model.findings import CheckResult
+from nccl_doctor.model.codec import encode
 from nccl_doctor.model.report import Report, host_to_json, rank_to_json
 
 FEW = 8
@@ -39,7 +39,7 @@ def in_lines(report: Report) -> Iterator[str]:
     records = {
         "hosts": map(host_to_json, report.cluster.hosts),
         "ranks": map(rank_to_json, report.cluster.ranks),
-        "checks": map(CheckResult.to_json, report.checks),
+        "checks": map(encode, report.checks),
     }
     before = "{\n"
     for name in sorted({*head, *records}):

@@ -19,6 +19,7 @@ from nccl_doctor.gather.rank import Participant
 from nccl_doctor.gather.run import prepare
 from nccl_doctor.model.check import Check, Context, Skip, Untested
 from nccl_doctor.model.cluster import AFTER_LOSS, ALONE, Facts, OutcomeStatus
+from nccl_doctor.model.codec import encode
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import ParticipantResult, Report
@@ -137,7 +138,7 @@ def main() -> None:
         result["verdict"] = report.verdict
         result["summary"] = report.summary
         result["roots"] = [
-            {"code": each.code, "severity": each.level.value, "where": each.where.to_json()}
+            {"code": each.code, "severity": each.level.value, "where": encode(each.where)}
             for each in report.root_causes
         ]
         result["labels"] = [host.label for host in report.cluster.hosts]
