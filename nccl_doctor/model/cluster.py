@@ -7,9 +7,9 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, M
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-from nccl_doctor.model.codec import MAX_PID
+from nccl_doctor.model.codec import MAX_PID, Called, Number, Part
 from nccl_doctor.model.findings import Level, Where
 from nccl_doctor.model.job import Job
 from nccl_doctor.model.launch import Launch
@@ -234,14 +234,14 @@ class Host:
     """
 
     id: int
-    name: str | None
+    name: Annotated[str | None, Called("host")]
     node_rank: int | None
     reported: bool
     addresses: tuple[str, ...] = ()
-    facts: Facts = field(default_factory=dict)
+    facts: Annotated[Facts, Part.APART] = field(default_factory=dict)
     joined: bool = True
     key: str = ""
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Annotated[Mapping[str, Any], Part.REST] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -268,7 +268,7 @@ class Rank:
     seat: int
     rank: int | None
     local_rank: int | None
-    host: Host
+    host: Annotated[Host, Called("host"), Called("host_id"), Part.APART]
     reported: bool
     launch: Launch | None = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -277,10 +277,10 @@ class Rank:
     pid: int | None = None
     signed_in_s: float = 0.0
     last_breadcrumb: str | None = None
-    refused: str = ""
-    joining: Mapping[str, float] = field(default_factory=dict)
-    facts: Facts = field(default_factory=dict)
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    refused: Annotated[str, Part.SPARSE] = ""
+    joining: Annotated[Mapping[str, float], Part.SPARSE] = field(default_factory=dict)
+    facts: Annotated[Facts, Part.APART] = field(default_factory=dict)
+    extra: Annotated[Mapping[str, Any], Part.REST] = field(default_factory=dict)
 
 
 JOINING = (
@@ -333,18 +333,18 @@ class Cluster:
     has another `run_id`.
     """
 
-    world_size: int
-    nnodes: int
+    world_size: Number
+    nnodes: Number
     backend: str
     level: Level
-    hosts: tuple[Host, ...]
-    ranks: tuple[Rank, ...]
+    hosts: Annotated[tuple[Host, ...], Part.APART]
+    ranks: Annotated[tuple[Rank, ...], Part.APART]
     join_timeout_s: float = 60.0
     collective_timeout_s: float = 20.0
     complete: bool = True
     expected: Mapping[str, Any] = field(default_factory=dict)
     job: Job = field(default_factory=Job)
-    run_id: str = field(default="", compare=False)
+    run_id: Annotated[str, Part.APART] = field(default="", compare=False)
 
     def with_more(self, checks: Container[str]) -> Cluster:
         """The same hosts and ranks, which have more facts meanwhile, of these checks: what follows

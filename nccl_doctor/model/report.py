@@ -7,7 +7,7 @@ newer rules.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from nccl_doctor.model.cluster import (
     Trail,
     facts_to_json,
 )
-from nccl_doctor.model.codec import MAX_RANKS, MAX_SECONDS, Node, decode, encode
+from nccl_doctor.model.codec import MAX_SECONDS, Node, decode, encode
 from nccl_doctor.model.findings import (
     CheckResult,
     Confidence,
@@ -30,7 +30,6 @@ from nccl_doctor.model.findings import (
     Finding,
     Kind,
     Layer,
-    Level,
     Severity,
     Status,
     Where,
@@ -58,17 +57,7 @@ def hosts_to_json(cluster: Cluster, to_json: Callable[[Facts], Any] = facts_to_j
 
 def host_to_json(host: Host, to_json: Callable[[Facts], Any] = facts_to_json) -> Json:
     """One of `hosts`, with what `to_json` makes of its facts."""
-    return {
-        "id": host.id,
-        "host": host.name,
-        "node_rank": host.node_rank,
-        "reported": host.reported,
-        "joined": host.joined,
-        "key": host.key,
-        "addresses": list(host.addresses),
-        "facts": to_json(host.facts),
-        **host.extra,
-    }
+    return {**encode(host), "facts": to_json(host.facts)}
 
 
 def ranks_to_json(cluster: Cluster, to_json: Callable[[Facts], Any] = facts_to_json) -> list[Json]:
@@ -78,40 +67,8 @@ def ranks_to_json(cluster: Cluster, to_json: Callable[[Facts], Any] = facts_to_j
 
 def rank_to_json(rank: Rank, to_json: Callable[[Facts], Any] = facts_to_json) -> Json:
     """One of `ranks`, with what `to_json` makes of its facts."""
-    return {
-        "seat": rank.seat,
-        "rank": rank.rank,
-        "local_rank": rank.local_rank,
-        "host": rank.host.name,
-        "host_id": rank.host.id,
-        "device": rank.device,
-        "backend": rank.backend,
-        "reported": rank.reported,
-        "last_breadcrumb": rank.last_breadcrumb,
-        "launch": None if rank.launch is None else encode(rank.launch),
-        "env": dict(rank.env),
-        "pid": rank.pid,
-        "signed_in_s": rank.signed_in_s,
-        "facts": to_json(rank.facts),
-        **({"refused": rank.refused} if rank.refused else {}),
-        **({"joining": dict(rank.joining)} if rank.joining else {}),
-        **rank.extra,
-    }
-
-
-def run_to_json(cluster: Cluster) -> Json:
-    """The part of `run` that a cluster knows, and needs again to be judged."""
-    return {
-        "world_size": cluster.world_size,
-        "nnodes": cluster.nnodes,
-        "backend": cluster.backend,
-        "level": cluster.level.value,
-        "join_timeout_s": cluster.join_timeout_s,
-        "collective_timeout_s": cluster.collective_timeout_s,
-        "complete": cluster.complete,
-        "expected": dict(cluster.expected),
-        "job": encode(cluster.job),
-    }
+    host = {"host": rank.host.name, "host_id": rank.host.id}
+    return {**encode(rank), **host, "facts": to_json(rank.facts)}
 
 
 def cluster_from_json(report: Node) -> Cluster:
@@ -125,26 +82,10 @@ def cluster_from_json(report: Node) -> Cluster:
     hosts = report.each("hosts", lambda node: _host(node, known))
     by_id = {host.id: host for host in hosts}
     ranks = report.each("ranks", lambda node: _rank(node, by_id, known))
-    return Cluster(
-        world_size=_size(run, "world_size"),
-        nnodes=_size(run, "nnodes"),
-        backend=run.get("backend", str),
-        level=run.choice("level", Level),
-        hosts=hosts,
-        ranks=ranks,
-        join_timeout_s=run.get("join_timeout_s", float, 60.0),
-        collective_timeout_s=run.get("collective_timeout_s", float, 20.0),
-        complete=run.get("complete", bool, True),
-        expected=run.get("expected", dict, {}),
-        job=_job(run.get("job", dict, {})),
-        run_id=run.readable("id", str) or "",
+    job = _job(run.get("job", dict, {}))
+    return decode(
+        Cluster, run, hosts=hosts, ranks=ranks, job=job, run_id=run.readable("id", str) or ""
     )
-
-
-def _size(run: Node, key: str) -> int:
-    """Number that becomes the length of lists."""
-    run.number(key, 0, MAX_RANKS)
-    return run.get(key, int)
 
 
 def _job(data: Mapping[str, Any]) -> Job:
@@ -155,39 +96,21 @@ def _job(data: Mapping[str, Any]) -> Job:
 
 
 def _host(node: Node, known: Known) -> Host:
-    host = Host(
-        id=node.get("id", int),
-        name=node.maybe("host", str),
-        node_rank=node.maybe("node_rank", int),
-        reported=node.get("reported", bool),
-        addresses=node.many("addresses", str),
-        joined=node.get("joined", bool, True),
-        key=node.get("key", str, ""),
-    )
-    return replace(host, facts=facts_from_json(node, known), extra=node.beyond(host_to_json(host)))
+    return decode(Host, node, facts=facts_from_json(node, known))
 
 
 def _rank(node: Node, hosts: Mapping[int, Host], known: Known) -> Rank:
     host_id = node.get("host_id", int)
     if host_id not in hosts:
         raise ValueError(f"{node.path}.host_id is {host_id}, but no host has that id")
-    rank = Rank(
-        seat=node.get("seat", int),
-        rank=node.maybe("rank", int),
-        local_rank=node.maybe("local_rank", int),
+    return decode(
+        Rank,
+        node,
         host=hosts[host_id],
-        reported=node.get("reported", bool),
         launch=None if node.data.get("launch") is None else launch_from_json(node),
-        env=node.get("env", dict, {}),
-        device=node.maybe("device", str),
-        backend=node.get("backend", str, ""),
-        pid=node.maybe("pid", int),
-        signed_in_s=node.get("signed_in_s", float, 0.0),
-        last_breadcrumb=node.maybe("last_breadcrumb", str),
-        refused=node.get("refused", str, ""),
         joining=joining_from_json(node),
+        facts=facts_from_json(node, known),
     )
-    return replace(rank, facts=facts_from_json(node, known), extra=node.beyond(rank_to_json(rank)))
 
 
 def joining_from_json(node: Node) -> dict[str, float]:
@@ -327,7 +250,7 @@ class RunRecord:
         values = {name: getattr(self, name) for name in _TYPES}
         known = {name: value for name, value in values.items() if value is not None}
         extra = {name: value for name, value in self.extra.items() if name not in known}
-        return {**known, **extra, **run_to_json(cluster), "alone": self.alone}
+        return {**known, **extra, **encode(cluster), "alone": self.alone}
 
     @classmethod
     def from_json(cls, node: Node, cluster: Cluster) -> RunRecord:
@@ -339,7 +262,7 @@ class RunRecord:
         node.get("options", dict, {})
         values = {name: node.readable(name, what) for name, what in _TYPES.items()}
         read: dict[str, Any] = {name: each for name, each in values.items() if each is not None}
-        extra = node.beyond({*read, *run_to_json(cluster), "alone"})
+        extra = node.beyond({*read, *encode(cluster), "alone"})
         return cls(**read, alone=node.readable("alone", bool) is True, extra=extra)
 
 
