@@ -316,13 +316,15 @@ def own_part(
     page = Node(f"rank 0: {key}", data)
     if _SHARED not in page.data:
         return data
-    groups = [list(group) for group in page.many("groups", list) if seat in group]
+    groups = [
+        list(group) for group in page.get("groups", tuple[list[int], ...], ()) if seat in group
+    ]
     large = Node(page.path, page.get(_SHARED, dict))
     for name in large.data:
-        if seat in large.many(name, int):
+        if seat in large.get(name, tuple[int, ...], ()):
             if name not in known:
                 group = Node(f"rank 0: {name}", {"group": box.get(name, OPERATION_S)})
-                known[name] = list(group.many("group", int))
+                known[name] = list(group.get("group", tuple[int, ...], ()))
             groups.append(known[name])
     if not groups:
         return {**data, "groups": [], "params": {}}
@@ -383,10 +385,8 @@ class Claimant:
 
 
 def _readable_number(node: Node, key: str) -> int | None:
-    try:
-        return node.number(key, 0, MAX_RANKS)
-    except ValueError:
-        return None
+    number = node.readable(key, int)
+    return number if number is not None and 0 <= number <= MAX_RANKS else None
 
 
 class _Machine(NamedTuple):

@@ -295,7 +295,7 @@ def _step(node: Node) -> Step:
     """A step as the file has it; `judge.own_fixes` says which of them are this program's."""
     return Step(
         Command(node.get("command", str)),
-        on=node.many("hosts", str),
+        on=node.get("hosts", tuple[str, ...], ()),
         undo=Command(node.get("undo", str, "")),
         note=node.get("note", str, ""),
         persists=node.get("persists", bool, False),

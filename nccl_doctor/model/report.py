@@ -186,7 +186,7 @@ def outcome_from_json(node: Node) -> Outcome:
     """One outcome; ValueError if it is malformed."""
     if _is_right(node.data):
         return Outcome.from_json(node.data)
-    node.choice("status", OutcomeStatus)
+    node.get("status", OutcomeStatus)
     node.get("facts", dict, {})
     if type(node.data.get("breadcrumbs")) is not Trail:
         node.get("breadcrumbs", list, [])
@@ -393,11 +393,11 @@ def _finding_json(finding: Finding, hosts: StepHosts) -> Json:
 def _finding(node: Node) -> Finding:
     kind = Kind(
         code=node.get("code", str),
-        layer=node.choice("layer", Layer),
+        layer=node.get("layer", Layer),
         title=node.get("title", str),
         why=node.get("why", str, ""),
         fix=fix_from_json(node),
-        severity=node.choice("severity", Severity),
+        severity=node.get("severity", Severity),
         effects=tuple(
             effect
             for name, effect in (("drains", Effect.DRAINS), ("beside", Effect.SHOWN))
@@ -409,7 +409,7 @@ def _finding(node: Node) -> Finding:
         message=node.get("message", str),
         where=decode(Where, Node(f"{node.path}.where", node.get("where", dict))),
         evidence=node.get("evidence", dict),
-        confidence=node.choice("confidence", Confidence),
+        confidence=node.get("confidence", Confidence),
         explained_by=node.maybe("explained_by", str),
         explained_why=node.get("explained_why", str, ""),
         check=node.get("check", str),

@@ -61,7 +61,7 @@ class _Template:
             raise ValueError(f'{node.path} has no "value"')
         self.value = node.data["value"]
         self.size = _size(self.value, node.path)
-        pointers = node.many("each", str)
+        pointers = node.get("each", tuple[str, ...], ())
         self.number = len(pointers)
         self.tree: dict[Any, Any] = {}
         for number, where in enumerate(pointers):
@@ -158,7 +158,7 @@ class Unfolder:
             made = self._filled(made, template.tree, each)
         for where, value in node.get(BUT, dict, {}).items():
             made = self._changed(made, where, node.path, self._own(value, node.path, depth + 1))
-        for where in node.many(NOT, str) if NOT in node.data else ():
+        for where in node.get(NOT, tuple[str, ...], ()):
             made = self._changed(made, where, node.path, _NOTHING)
         return made
 
