@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from nccl_doctor.api import ALONE, Outcome, OutcomeStatus, Rank
 from nccl_doctor.checks.group_speed.measured import NVLS
+from nccl_doctor.model.codec import encode
 from nccl_doctor.model.findings import Round
 from nccl_doctor.toolkit.fabric.ports import rdma_ports
 from nccl_doctor.toolkit.fabric.road import admitted, choose_road
@@ -196,9 +197,9 @@ def _interfaces(host: Host) -> dict[str, Any]:
     nets = {a: f"{a.rpartition('.')[0]}.0/{_PREFIX}" for nic in host.nics for a in nic.addresses}
     return {
         "interfaces": [
-            {**nic.to_json(), "subnets": [nets[a] for a in nic.addresses]} for nic in host.nics
+            {**encode(nic), "subnets": [nets[a] for a in nic.addresses]} for nic in host.nics
         ],
-        "choices": {each.library: each.to_json() for each in choices},
+        "choices": {each.library: encode(each) for each in choices},
         "listen": chosen(choices, host.nics),
         "nccl_data": choose_road(settings, admitted(settings, ports)).name,
         "lacking": lacking_cards(settings, host.nics),

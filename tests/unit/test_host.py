@@ -44,8 +44,9 @@ ip link set tun1 up
 LOOK = """
 import json
 from nccl_doctor.toolkit.nccl.interface_choice import subnet_prefixes
+from nccl_doctor.model.codec import encode
 from nccl_doctor.toolkit.net.interfaces import interfaces
-print(json.dumps([[nic.to_json() for nic in interfaces()], subnet_prefixes()]))
+print(json.dumps([[encode(nic) for nic in interfaces()], subnet_prefixes()]))
 """
 
 

@@ -13,8 +13,9 @@ import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from nccl_doctor.model.codec import Part
 from nccl_doctor.toolkit import host
 from nccl_doctor.toolkit.fabric.ports import rdma_ports, speaks_verbs
 from nccl_doctor.toolkit.nccl.comm_id import CommId, Resolver, comm_id, no_names
@@ -57,7 +58,7 @@ class InterfaceChoice:
     they are not running.
     """
 
-    library: str
+    library: Annotated[str, Part.APART]
     picks: tuple[tuple[str, str], ...]
     reason: str
     variable: str = ""
@@ -66,19 +67,6 @@ class InterfaceChoice:
     problem: str = ""
     names: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "picks": [list(pick) for pick in self.picks],
-            "reason": self.reason,
-            "variable": self.variable,
-            "value": self.value,
-            "origin": self.origin,
-            "problem": self.problem,
-            "names": list(self.names),
-            "left_out": list(self.left_out),
-        }
 
 
 @dataclass(frozen=True)

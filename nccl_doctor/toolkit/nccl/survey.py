@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 
 from nccl_doctor.model.check import Context
 from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.codec import encode
 from nccl_doctor.toolkit.fabric.ports import rdma_ports
 from nccl_doctor.toolkit.fabric.road import admitted, choose_road
 from nccl_doctor.toolkit.nccl.answer import LibraryAnswer
@@ -108,14 +109,14 @@ def survey(
     return {
         "interfaces": [
             {
-                **each.to_json(),
+                **encode(each),
                 "subnets": _subnets(each, prefixes),
                 "gateways": [way.address for way in ways if way.interface == each.name],
                 "mbps": line_rate(each.name, root),
             }
             for each in shown
         ],
-        "choices": {each.library: each.to_json() for each in (bootstrap, sockets, gloo)},
+        "choices": {each.library: encode(each) for each in (bootstrap, sockets, gloo)},
         "listen": listen,
         "nccl_data": choose_road(settings, admitted(settings, ports)).name,
         "lacking": lacking_cards(settings, found),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from nccl_doctor.toolkit import host
 
@@ -40,15 +39,6 @@ class Interface:
     running: bool
     loopback: bool
     mtu: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {**asdict(self), "addresses": list(self.addresses)}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Interface:
-        """Inverse of `to_json`."""
-        return cls(**{**data, "addresses": tuple(data["addresses"])})
 
 
 def interfaces() -> tuple[Interface, ...]:
