@@ -290,6 +290,8 @@ def _reader(hint: Any) -> _Read:
         return lambda value: hint(**values(value))
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _both(_of(str), one_of(hint))
+    if isinstance(hint, type) and issubclass(hint, str) and hint is not str:
+        return _both(_of(str), hint)
     return (lambda value: value) if hint is Any else _of(dict if origin is Mapping else origin)
 
 

@@ -89,9 +89,6 @@ class Fix(str):
 
     __hash__ = str.__hash__
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self.steps, str(self), self.alternatives)
-
 
 def _ways(way: str) -> tuple[Fix, ...]:
     """One way of a fix, with the ways inside of it beside it."""

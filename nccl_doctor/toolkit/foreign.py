@@ -7,17 +7,16 @@ made of the records of this program, or it is an error. One that blocked once is
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from enum import Enum
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from nccl_doctor.model.check import Check, ForeignError, Skip
+from nccl_doctor.model.codec import Node, decode, encode
 from nccl_doctor.model.findings import Figure, Finding, Round, Where
+from nccl_doctor.model.fixes import Fix, Step, join_ways, ways_of
 from nccl_doctor.model.sections import HostLink, Setup
 from nccl_doctor.system.helpers import send_foreign
 
@@ -32,6 +31,7 @@ _YIELDS: dict[str, tuple[type, ...]] = {
     "figures": (Figure,),
     "sections": (HostLink, Setup),
 }
+_RECORDS: Mapping[str, Any] = {kind.__name__: kind for kinds in _YIELDS.values() for kind in kinds}
 _TEXT = (str,)
 _NUMBER = (int, float)
 _FIELDS: dict[type, dict[str, tuple[type, ...]]] = {
@@ -135,35 +135,36 @@ def _called(
         return nothing, ForeignError(f"did not end: {error.strerror}")
     except ChildProcessError as error:
         return nothing, ForeignError(error.strerror or "died")
-    items, how, text, at = _Records(io.BytesIO(data)).load()
+    said, how, text, at = json.loads(data)
     if how == "skip":
         return nothing, Skip(text)
+    items = [_record_of(*each) for each in said]
     return items or nothing, ForeignError(text, raised=True, at=at) if how else None
 
 
 def _yielded(name: str, call: Callable[[], Iterable[Any]]) -> bytes:
     """Runs in the child: what a rule yields until it ends or breaks, and how it breaks."""
-    items: list[Any] = []
+    items: list[tuple[str, Any]] = []
     how = text = at = ""
     try:
         for item in call():
             if len(items) == _MOST_ITEMS:
                 raise TypeError(f"`{name}` yields more than {_MOST_ITEMS} records")
-            items.append(_record(name, item))
+            items.append(_plain(name, item))
     except Skip as reason:
         how, text = "skip", str(reason)
     except BaseException as error:  # sys.exit() included: here it ends nobody
         how, at = "raised", _place_of(error)
         text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
-    data = _pickled((items, how, text, at))
+    data = json.dumps((items, how, text, at)).encode()
     if len(data) > _MOST_BYTES:
         words = f"TypeError: `{name}` yields more than {_MOST_BYTES >> 20} MiB"
-        return _pickled(([], "raised", words, ""))
+        return json.dumps(([], "raised", words, "")).encode()
     return data
 
 
-def _record(name: str, item: Any) -> Any:
-    """Yield of a rule as plain data; TypeError for what it may not yield."""
+def _plain(name: str, item: Any) -> tuple[str, Any]:
+    """Yield of a rule: name of its class, and plain data; TypeError for what it may not yield."""
     kinds = _YIELDS.get(name)
     if kinds is not None and type(item) not in kinds:
         words = " or ".join(kind.__name__ for kind in kinds)
@@ -173,13 +174,41 @@ def _record(name: str, item: Any) -> Any:
             raise TypeError(f"the message or fix of a {item.code} is not a text")
         if type(item.where) is not Where:
             raise TypeError(f"the place of a {item.code} is not a Where")
-        item = item.replaced(evidence=json.loads(json.dumps(dict(item.evidence))))
-    elif isinstance(item, Figure) and isinstance(item.value, float):
-        item = replace(item, value=float(item.value))  # of numpy, too
     if type(item) in _FIELDS:
         _look_at(name, item)
-    _Records(io.BytesIO(_pickled(item))).load()
-    return item
+    data = encode(item) if kinds else item
+    if isinstance(item, Finding):
+        data |= {"ways": _ways(item.fix), "kind_ways": _ways(item.kind.fix)}
+    crosses = type(item).__name__, json.loads(json.dumps(data))
+    _record_of(*crosses)
+    return crosses
+
+
+def _record_of(name: str, data: Any) -> Any:
+    """Inverse of `_plain`; ValueError for what is no such record."""
+    if name not in _RECORDS:
+        return data
+    item = decode(_RECORDS[name], Node(name, data))
+    if not isinstance(item, Finding):
+        return item
+    kind = replace(item.kind, fix=_fix_of(data["kind_ways"]) or item.kind.fix)
+    return item.replaced(kind=kind, fix=_fix_of(data["ways"]) or item.fix)
+
+
+class _FixWay(NamedTuple):
+    text: str
+    steps: tuple[Step, ...]
+
+
+def _ways(fix: str) -> list[dict[str, Any]]:
+    """Ways of a fix; none of one that is only text."""
+    ways = ways_of(fix) if isinstance(fix, Fix) else ()
+    return [encode(_FixWay(str(way), way.steps)) for way in ways]
+
+
+def _fix_of(ways: Sequence[Any]) -> str:
+    made = [decode(_FixWay, Node("fix", way)) for way in ways]
+    return join_ways([Fix(*way.steps, text=way.text) for way in made]) if made else ""
 
 
 def _look_at(rule: str, item: Any) -> None:
@@ -205,29 +234,3 @@ def _place_of(error: BaseException) -> str:
     if trace is None:
         return ""
     return f"{PurePath(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
-
-
-class _ByValue(pickle.Pickler):
-    """Names the value of a member of an enumeration: Python 3.11.2 (Debian 12) would call `getattr`
-    for it, which is no record, and 3.11.7 does as it is done here.
-    """
-
-    def reducer_override(self, item: Any) -> Any:
-        """See `pickle.Pickler`."""
-        return (type(item), (item.value,)) if isinstance(item, Enum) else NotImplemented
-
-
-def _pickled(item: Any) -> bytes:
-    data = io.BytesIO()
-    _ByValue(data).dump(item)
-    return data.getvalue()
-
-
-class _Records(pickle.Unpickler):
-    """Reads plain data and the records of this program, and runs nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """See `pickle.Unpickler`; a class that is not ours is an error."""
-        if module.startswith("nccl_doctor.model."):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} is not a record of nccl-doctor")

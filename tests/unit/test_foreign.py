@@ -8,9 +8,23 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Check, Cluster, Figure, HostLink, Kind, Layer, Setup, Where
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Effect,
+    Figure,
+    Finding,
+    HostLink,
+    Kind,
+    Layer,
+    Setup,
+    Severity,
+    Where,
+    shell,
+)
 from nccl_doctor.judge.checks import broken_sections
 from nccl_doctor.judge.history.figures import sheet_of
+from nccl_doctor.model.fixes import Fix, On, Step
 from nccl_doctor.toolkit.foreign import guarded
 from tests.support.clusters import make_cluster
 
@@ -20,7 +34,7 @@ NUMBERS = itertools.count()
 
 
 def plugin(yields: Callable[[Cluster], Any]) -> Check:
-    """A plug-in, as the registry makes it, that yields the same as figures and as sections."""
+    """A plug-in, as the registry makes it, that yields the same by each of its rules."""
 
     class Moon(Check):
         name = f"moon{next(NUMBERS)}"  # one that blocked once is not asked again
@@ -31,7 +45,7 @@ def plugin(yields: Callable[[Cluster], Any]) -> Check:
             return {}
 
         def judge(self, cluster: Cluster) -> Any:
-            return ()
+            return yields(cluster)
 
         def figures(self, cluster: Cluster) -> Any:
             return yields(cluster)
@@ -109,6 +123,16 @@ def test_sections_that_nobody_can_show(yields: Callable[[Cluster], Any], words: 
     assert finding.code == "check-broke"
     assert "`sections` of check moon" in finding.message
     assert words in finding.message
+
+
+def test_a_finding_comes_with_all_ways_of_its_fix() -> None:
+    typed = Step(shell("rm {}", "a b"), ("nd0",), undo=shell("true"), note="one", persists=True)
+    fix = Fix(typed, Step(shell("ls"), On.OTHERS), alternatives=[Fix(typed, text="own"), "wait"])
+    kind = Kind("moon-down", Layer.HOST, "title", "why", fix, effects=(Effect.DRAINS,))
+    links = Where(("nd0",), (1,), (("nd0", "nd1"),))
+    for each in (fix, Fix(typed, text="own words"), "words"):
+        finding = Finding(kind, "no light", links, {"lux": [1, None]}, each, Severity.WARN)
+        assert list(plugin(lambda cluster, told=finding: [told]).judge(CLUSTER)) == [finding]
 
 
 def test_good_ones_are_taken() -> None:
