@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any
 
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.model.codec import Node
+from nccl_doctor.model.codec import Node, decode
 from nccl_doctor.model.commands import UNKNOWN, Command, shell, unknown_in
 from nccl_doctor.model.findings import Finding, Where
 
@@ -290,11 +290,4 @@ def _steps_of(node: Node) -> tuple[Step, ...]:
 
 def _step(node: Node) -> Step:
     """A step as the file has it; `judge.own_fixes` says which of them are this program's."""
-    return Step(
-        Command(node.get("command", str)),
-        on=node.get("hosts", tuple[str, ...], ()),
-        undo=Command(node.get("undo", str, "")),
-        note=node.get("note", str, ""),
-        persists=node.get("persists", bool, False),
-        shows=node.get("shows", bool, False),
-    )
+    return decode(Step, node, on=node.get("hosts", tuple[str, ...], ()))
