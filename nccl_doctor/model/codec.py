@@ -220,6 +220,7 @@ def _is_record(hint: Any) -> bool:
     return is_dataclass(hint) or hasattr(hint, "_fields")
 
 
+@cache
 def _fields(record: Any) -> list[tuple[str, str, Any, Any]]:
     """(name, key, annotation, `Part`) of each field."""
     found = []
