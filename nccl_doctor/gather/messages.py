@@ -18,10 +18,10 @@ from nccl_doctor.launch import identity
 from nccl_doctor.model.cluster import Facts, facts_to_json
 from nccl_doctor.model.codec import (
     MAX_PID,
-    MAX_RANKS,
     MOST_MORE_S,
     Called,
     Node,
+    Number,
     Part,
     Seconds,
     at_most,
@@ -378,15 +378,10 @@ class Claimant:
         name = host.readable("name", str) or ""
         return cls(
             name if name.isprintable() and len(name) <= _TEXT_MAX else "",
-            _readable_number(launch, "rank"),
-            _readable_number(launch, "node_rank"),
+            launch.readable("rank", Number),
+            launch.readable("node_rank", Number),
             launch.data.get("launcher") == OWN and launch.data.get("local_rank") == 0,
         )
-
-
-def _readable_number(node: Node, key: str) -> int | None:
-    number = node.readable(key, int)
-    return number if number is not None and 0 <= number <= MAX_RANKS else None
 
 
 class _Machine(NamedTuple):

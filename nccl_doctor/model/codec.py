@@ -80,12 +80,6 @@ class Node:
         except ValueError:
             return None
 
-    def seconds(self, key: str) -> float:
-        """A time limit."""
-        kind: Any = Seconds
-        value: float = self.get(key, kind)
-        return value
-
     def each(self, key: str, make: Callable[[Node], T]) -> tuple[T, ...]:
         """Every item of a list of objects."""
         items = self.get(key, list)
@@ -293,7 +287,11 @@ def _reader(hint: Any) -> _Read:
         return _both(_of(str), one_of(hint))
     if isinstance(hint, type) and issubclass(hint, str) and hint is not str:
         return _both(_of(str), hint)
-    return (lambda value: value) if hint is Any else _of(dict if origin is Mapping else origin)
+    return _as_it_is if hint is Any else _of(dict if origin is Mapping else origin)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def _of(kind: Any) -> _Read:
@@ -357,12 +355,12 @@ def _table(key_type: Any, item: Any) -> _Read:
         keys = list(map(_seat, read_object(value)) if key_type is int else read_object(value))
         if set(map(type, value.values())) <= {item}:
             return dict(zip(keys, value.values(), strict=True))
-        found: dict[Any, Any] = {}
+        found, key = {}, None
         try:
             for key, each in zip(keys, value.values(), strict=True):
                 found[key] = read_item(each)
         except ValueError as error:
-            raise ValueError(f".{keys[len(found)]}{error}") from None
+            raise ValueError(f".{key}{error}") from None
         return found
 
     return read
@@ -399,12 +397,10 @@ def _list_writer(write: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
 
 
 def _table_writer(key_type: Any, item: Any) -> Callable[[Any], Any]:
-    write = _writer(item)
-    if write is None:
-        return (lambda value: {str(key): value[key] for key in value}) if key_type is int else dict
-    if key_type is int:
-        return lambda value: {str(key): write(each) for key, each in value.items()}
-    return lambda value: {key: write(each) for key, each in value.items()}
+    write, name = _writer(item) or _as_it_is, str if key_type is int else _as_it_is
+    if write is name:
+        return dict
+    return lambda value: {name(key): write(each) for key, each in value.items()}
 
 
 @cache

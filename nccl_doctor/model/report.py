@@ -22,7 +22,7 @@ from nccl_doctor.model.cluster import (
     Trail,
     facts_to_json,
 )
-from nccl_doctor.model.codec import MAX_SECONDS, Node, decode, encode
+from nccl_doctor.model.codec import MAX_SECONDS, Node, Seconds, decode, encode
 from nccl_doctor.model.findings import (
     CheckResult,
     Confidence,
@@ -116,7 +116,7 @@ def _rank(node: Node, hosts: Mapping[int, Host], known: Known) -> Rank:
 def joining_from_json(node: Node) -> dict[str, float]:
     """The phases at `joining` that this version knows; ValueError if one is no time."""
     phases = Node(f"{node.path}.joining", node.get("joining", dict, {}))
-    return {name: phases.seconds(name) for name in JOINING if name in phases.data}
+    return {name: phases.get(name, Seconds) for name in JOINING if name in phases.data}
 
 
 def launch_from_json(node: Node) -> Launch:
@@ -191,8 +191,7 @@ def outcome_from_json(node: Node) -> Outcome:
     if type(node.data.get("breadcrumbs")) is not Trail:
         node.get("breadcrumbs", list, [])
     node.get("reason", str, "")
-    if "duration_s" in node.data:
-        node.seconds("duration_s")
+    node.get("duration_s", Seconds, 0.0)
     return Outcome.from_json(node.data)
 
 
