@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from nccl_doctor.model.findings import Finding, Severity
+from nccl_doctor.model.findings import Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.formats.markdown import sections
-from nccl_doctor.report.story import MOST_PLACES, PlaceWords, Steps, by_kind, some
+from nccl_doctor.report.story import KindBlock, Story, some
 from nccl_doctor.system.terminal import inert, safe
 
 MOST = 10
@@ -29,16 +29,12 @@ def commands(report: Report) -> str:
 
     What another finding explains is left out. An exit code that is not 0 always has an error.
     """
-    places, steps = PlaceWords(report), Steps(report)
+    story = Story(report)
     errors: list[str] = []
     warnings: list[str] = []
-    for group in by_kind(report.root_causes):
-        kept = errors if group[0].level is Severity.FAIL else warnings
-        kept.append(_annotation(places, steps, group))
-    roots = {(finding.code, finding.level) for finding in report.root_causes}
-    for group in by_kind(f for f in report.findings if not f.explained_by):
-        if group[0].level is Severity.WARN and (group[0].code, group[0].level) not in roots:
-            warnings.append(_annotation(places, steps, group))
+    for block in story.kinds([*story.causes, *story.warnings]):
+        kept = errors if block.level is Severity.FAIL else warnings
+        kept.append(_annotation(story, block))
     if report.exit_code and not errors:
         title = _property(f"nccl-doctor: {report.verdict.upper()}")
         errors.append(f"title={title}::{_data([report.summary])}")
@@ -69,18 +65,16 @@ def inert_as(form: str, text: str) -> str:
     return inert(text)
 
 
-def _annotation(places: PlaceWords, steps: Steps, group: Sequence[Finding]) -> str:
+def _annotation(story: Story, block: KindBlock) -> str:
     """Properties and message of one command, for all findings of a code."""
-    kind = group[0].kind
-    where = list(dict.fromkeys(filter(None, (places.say(found.where) for found in group))))
+    kind = block.kind
+    places = (story.places.say(found.where) for found in block.findings)
+    where = list(dict.fromkeys(filter(None, places)))
     lines = [f"where: {'; '.join(some(where))}"] if where else []
-    for finding in group[:MOST_PLACES]:
-        sure = finding.confidence.value
-        lines.append(f"seen: {finding.message}{'' if sure == 'certain' else f' ({sure})'}")
-    if len(group) > MOST_PLACES:
-        lines.append(f"and {len(group) - MOST_PLACES} more like this")
-    for block in steps.blocks(group, MOST_PLACES):
-        lines += ["fix:", *block.lines] if block.lines else [f"fix: {block.prose}"]
+    lines += [f"seen: {each.finding.message}{each.doubt}" for each in block.first]
+    lines += [f"{block.more} like this"] if block.more else []
+    for fix in block.fixes:
+        lines += ["fix:", *fix.lines] if fix.lines else [f"fix: {fix.prose}"]
     return f"title={_property(f'{kind.code}: {kind.title}')}::{_data(lines)}"
 
 

@@ -19,7 +19,15 @@ from nccl_doctor.model.findings import Finding, Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.model.sections import Setup
 from nccl_doctor.report.formats.markdown import code, prose
-from nccl_doctor.report.story import MOST_PLACES, Checks, PlaceWords, no_checks, sections_of
+from nccl_doctor.report.story import (
+    MOST_PLACES,
+    Checks,
+    Story,
+    and_more,
+    fix_of,
+    no_checks,
+    sections_of,
+)
 from nccl_doctor.system.terminal import lines, safe
 
 UNKNOWN = "_(please fill in)_"
@@ -163,15 +171,13 @@ def _own(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _findings(report: Report) -> str:
-    places = PlaceWords(report)
-    lines = [f"{prose(report.summary)}\n"]
-    for finding in report.root_causes[:MOST_PLACES]:
-        where = places.say(finding.where)
-        lines.append(f"- {prose(finding.kind.title)} {code(finding.code)}")
-        lines += [f"  - where: {code(where)}"] if where else []
-        lines.append(f"  - seen: {code(finding.message)}")
-    more = len(report.root_causes) - MOST_PLACES
-    return "\n".join([*lines, *([f"- and {more} more"] if more > 0 else [])])
+    story, lines = Story(report), [f"{prose(report.summary)}\n"]
+    for each in map(story.of, story.causes[:MOST_PLACES]):
+        lines.append(f"- {prose(each.finding.kind.title)} {code(each.finding.code)}")
+        lines += [f"  - where: {code(each.where)}"] if each.where else []
+        lines.append(f"  - seen: {code(each.finding.message)}")
+    more = and_more(len(story.causes) - MOST_PLACES)
+    return "\n".join([*lines, *([f"- {more}"] if more else [])])
 
 
 def _stuck(cluster: Cluster) -> Iterator[Evidence]:
@@ -273,11 +279,11 @@ def upstream_fault(project: str, report: Report) -> FormAnswer:
     if rest:
         words = (
             f"no: {_codes(rest)} is a matter of this cluster, its settings or the job, and {name} "
-            f"cannot repair it. First: {_fix(rest[0])}"
+            f"cannot repair it. First: {safe(fix_of(rest[0]))}"
         )
         return FormAnswer(True, words)
     if known:
-        words = f"yes, and it is known there: {_codes(known)}. First: {_fix(known[0])}"
+        words = f"yes, and it is known there: {_codes(known)}. First: {safe(fix_of(known[0]))}"
         return FormAnswer(False, words)
     if project == "nccl" and "nccl" not in report.cluster.backend:
         backend = safe(report.cluster.backend)
@@ -286,10 +292,6 @@ def upstream_fault(project: str, report: Report) -> FormAnswer:
         )
     words = f"perhaps: nothing that was examined explains {_codes(work)}. Try before: "
     return FormAnswer(False, words + _FIRST[project])
-
-
-def _fix(cause: Finding) -> str:
-    return safe(cause.fix or cause.kind.fix)
 
 
 def _codes(causes: Sequence[Finding]) -> str:

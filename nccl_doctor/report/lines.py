@@ -45,7 +45,7 @@ class Page:
     """Lines of the output, wrapped and coloured. Values are made safe before colour is added."""
 
     def __init__(self, width: int, color: bool) -> None:
-        self._width = width
+        self.width = max(width, MIN_WIDTH)
         self._color = color
         self._lines: list[str] = []
 
@@ -55,7 +55,7 @@ class Page:
         """Write a text, wrapped, in the colour of a verdict; `first` and `rest` indent it."""
         lines = textwrap.wrap(
             safe(text),
-            self._width,
+            self.width,
             initial_indent=first,
             subsequent_indent=rest or " " * len(first),
             break_long_words=False,
@@ -83,11 +83,6 @@ class Page:
     def text(self) -> str:
         """All lines, each with a newline."""
         return "".join(f"{line}\n" for line in self._lines)
-
-    @property
-    def width(self) -> int:
-        """Columns of a line."""
-        return self._width
 
 
 # Tables among the facts: a fact `{"columns": [...], "rows": [[...], ...]}` is shown as one.

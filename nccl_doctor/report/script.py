@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from nccl_doctor.model.commands import word
-from nccl_doctor.model.findings import Finding, Severity
+from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.fixes import Fix, Step
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.story import PlaceWords, Steps, is_for_shell, lasts, typed
+from nccl_doctor.report.story import PlaceWords, Steps, Story, fix_of, is_for_shell, lasts, typed
 from nccl_doctor.system.terminal import safe
 
 _HERE = 'case "$(uname -n)" in'
@@ -24,8 +24,9 @@ def render(report: Report, host: str | None = None) -> str:
     It has the steps of what nothing else explains, the worst first. Other ways to the same end, and
     what takes a step back, are comments.
     """
-    steps, places = Steps(report), PlaceWords(report)
-    findings = _to_fix(report)
+    story = Story(report)
+    steps, places = story.steps, story.places
+    findings = [*story.causes, *story.warnings]
     if host is not None:
         body = list(_body(steps, places, findings, host))
     else:
@@ -36,14 +37,6 @@ def render(report: Report, host: str | None = None) -> str:
             "# No command is known that would fix it." if findings else "# Nothing to fix."
         )
     return "\n".join([*lines, *body]) + "\n"
-
-
-def _to_fix(report: Report) -> list[Finding]:
-    """Root causes, then warnings that nothing explains."""
-    roots = list(report.root_causes)
-    known = {(finding.code, finding.where, finding.message) for finding in roots}
-    rest = [f for f in report.findings if not f.explained_by and f.level is not Severity.INFO]
-    return roots + [f for f in rest if (f.code, f.where, f.message) not in known]
 
 
 def _head(report: Report, host: str | None) -> Iterator[str]:
@@ -60,7 +53,7 @@ def _head(report: Report, host: str | None) -> Iterator[str]:
 def _by_hand(places: PlaceWords, findings: Sequence[Finding]) -> Iterator[str]:
     """Comments on fixes without a command."""
     for finding in findings:
-        fix = finding.fix or finding.kind.fix
+        fix = fix_of(finding)
         if not (isinstance(fix, Fix) and fix.steps):
             yield ""
             yield from _what(places, finding)
@@ -79,7 +72,7 @@ def _body(
 ) -> Iterator[str]:
     """Lines for one host; none where it has no part in any fix."""
     for finding in findings:
-        fix = finding.fix or finding.kind.fix
+        fix = fix_of(finding)
         if not isinstance(fix, Fix):
             continue
         own = steps.of_host(fix, finding.where, host)
@@ -131,7 +124,7 @@ class _Whole:
 
     def _findings(self, findings: Iterable[Finding]) -> Iterator[str]:
         for finding in findings:
-            fix = finding.fix or finding.kind.fix
+            fix = fix_of(finding)
             if isinstance(fix, Fix) and (turns := self._turns(fix, finding)):
                 yield ""
                 yield from _what(self._places, finding)

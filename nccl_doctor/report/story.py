@@ -1,4 +1,4 @@
-"""Places, fixes, the summary of a healthy run and sections of checks, for every format."""
+"""What every format says of a report: findings, places, fixes, the healthy summary, counts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from importlib.resources import files
 from itertools import groupby
 
 from nccl_doctor.model.check import Check
-from nccl_doctor.model.cluster import Cluster, Host
+from nccl_doctor.model.cluster import Cluster, Host, Rank
 from nccl_doctor.model.commands import Command
-from nccl_doctor.model.findings import Figure, Finding, Where, numbered
+from nccl_doctor.model.findings import Figure, Finding, Kind, Severity, Status, Where, numbered
 from nccl_doctor.model.fixes import Fix, Step, StepHosts
 from nccl_doctor.model.report import Report
 from nccl_doctor.model.sections import HostLink, Section, Setup
@@ -137,8 +137,12 @@ def shortened(names: Sequence[str], say: Callable[[Sequence[str]], str]) -> str:
 
 def some(items: Sequence[str]) -> list[str]:
     """The first few, and how many more there are."""
-    more = len(items) - MOST_PLACES
-    return [*items[:MOST_PLACES], *([f"and {more} more"] if more > 0 else [])]
+    return [*items[:MOST_PLACES], *filter(None, [and_more(len(items) - MOST_PLACES)])]
+
+
+def and_more(count: int) -> str:
+    """How many more there are; empty if there are none."""
+    return f"and {count} more" if count > 0 else ""
 
 
 def by_kind(findings: Iterable[Finding]) -> list[list[Finding]]:
@@ -211,7 +215,7 @@ class Steps:
         """
         shared: dict[tuple[object, ...], list[tuple[Fix, Where]]] = {}
         for i, finding in enumerate(findings):
-            fix = finding.fix or finding.kind.fix
+            fix = fix_of(finding)
             fix = fix if isinstance(fix, Fix) else Fix(text=fix)
             if fix and (_commands(fix) in shared or i < most):
                 shared.setdefault(_commands(fix), []).append((fix, finding.where))
@@ -351,6 +355,144 @@ def _spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
     return spans
 
 
+# What a report says, in blocks that each format lays out in its own way.
+
+
+@dataclass(frozen=True)
+class FindingBlock:
+    """One finding, and its place in words."""
+
+    finding: Finding
+    where: str
+
+    @property
+    def doubt(self) -> str:
+        """How sure it is; empty where it is certain."""
+        sure = self.finding.confidence.value
+        return "" if sure == "certain" else f" ({sure})"
+
+    @property
+    def head(self) -> str:
+        """Code and place: what a line about it begins with."""
+        return f"{self.finding.code}{f' ({self.where})' if self.where else ''}"
+
+
+@dataclass(frozen=True)
+class KindBlock:
+    """All findings of one kind, and in words the first of them, how many more, and their fixes."""
+
+    findings: Sequence[Finding]
+    first: tuple[FindingBlock, ...]
+    more: str
+    fixes: tuple[Block, ...]
+
+    @property
+    def kind(self) -> Kind:
+        """What was found."""
+        return self.findings[0].kind
+
+    @property
+    def level(self) -> Severity:
+        """Severity of all of them."""
+        return self.findings[0].level
+
+
+class Story:
+    """What a report says: its findings by what they are in it, and blocks of them.
+
+    `warnings` are all that nothing explains, and that are no causes; `ranges`: as in `PlaceWords`.
+    """
+
+    def __init__(self, report: Report, *, ranges: bool = False) -> None:
+        self.report = report
+        self.places, self.steps = PlaceWords(report, ranges=ranges), Steps(report)
+        self.causes = report.root_causes
+        loud = [found for found in report.findings if found.level is not Severity.INFO]
+        self.notes = [found for found in report.findings if found.level is Severity.INFO]
+        self.victims = [found for found in loud if found.explained_by]
+        known = {(found.code, found.level) for found in self.causes}
+        left = [found for found in loud if not found.explained_by]
+        self.warnings = [found for found in left if (found.code, found.level) not in known]
+
+    def of(self, finding: Finding) -> FindingBlock:
+        """One finding."""
+        return FindingBlock(finding, self.places.say(finding.where))
+
+    def kinds(self, findings: Iterable[Finding], most: int = MOST_PLACES) -> list[KindBlock]:
+        """The findings by kind; of each kind, so many are told one by one."""
+        return [
+            KindBlock(
+                group,
+                tuple(map(self.of, group[:most])),
+                and_more(len(group) - most),
+                tuple(self.steps.blocks(group, most)),
+            )
+            for group in by_kind(findings)
+        ]
+
+    def explained(
+        self, name: Callable[[str], str] = str, words: Callable[[str], str] = str
+    ) -> Iterator[tuple[FindingBlock, str]]:
+        """One finding at the places of all, and what explains them, for each kind of victims;
+        `name`, `words`: as in `explained_by`.
+        """
+        for group in by_kind(self.victims):
+            where = Where.union(finding.where for finding in group)
+            yield self.of(group[0].replaced(where=where)), explained_by(group, name, words)
+
+
+def fix_of(finding: Finding) -> str:
+    """The fix of a finding, or else that of its kind."""
+    return finding.fix or finding.kind.fix
+
+
+def counts(report: Report) -> str:
+    """One line: numbers of checks, hosts and ranks, the duration, the exit code."""
+    if report.run.source:
+        return _counts_of_autopsy(report)
+    statuses = Counter(check.status for check in report.checks)
+    names = {
+        Status.PASS: "passed",
+        Status.WARN: "with warnings",
+        Status.FAIL: "failed",
+        Status.UNKNOWN: "unknown",
+        Status.BLOCKED: "blocked",
+        Status.SKIPPED: "skipped",
+    }
+    numbers = [f"{statuses[status]} {word}" for status, word in names.items() if statuses[status]]
+    cluster, alone, took = report.cluster, report.run.alone, report.run.duration_s
+    parts = [
+        f"checks: {', '.join(numbers) or 'none'}",
+        _reported(cluster.hosts, "host", len(cluster.hosts) if alone else cluster.hosts_wanted),
+        _reported(cluster.ranks, "rank", len(cluster.ranks) if alone else cluster.ranks_wanted),
+        *([] if took is None else [f"{took:.1f} s"]),
+    ]
+    return " · ".join([*parts, f"exit code {report.exit_code}"])
+
+
+def _counts_of_autopsy(report: Report) -> str:
+    """One line: what was read, of how many ranks, the duration, the exit code."""
+    told = [report.run.extra.get(name) for name in ("files", "bytes")]
+    files, size = (each if isinstance(each, int) else 0 for each in told)
+    amount = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
+    ranks = len(report.cluster.ranks)
+    parts = [
+        f"read: {files} file{'s' * (files != 1)}, {amount}",
+        f"{ranks} rank{'s' * (ranks != 1)} in them",
+        f"{report.run.duration_s or 0:.1f} s",
+    ]
+    return " · ".join([*parts, f"exit code {report.exit_code}"])
+
+
+def _reported(items: Sequence[Host | Rank], thing: str, wanted: int) -> str:
+    """Number of those that reported, of those that the user asked for."""
+    here = sum(item.reported for item in items)
+    total = max(here, wanted)
+    if here == total:
+        return f"{here} {thing}{'' if here == 1 else 's'}"
+    return f"{here} of {total} {thing}s"
+
+
 # Sections that the installed checks show of a report, beside its findings.
 #
 # A renderer that wants it is given a function that finds the checks, as `registry.installed`: the
@@ -381,21 +523,21 @@ def sections_of(report: Report, checks: Checks) -> list[Section]:
     return found
 
 
-# The card of a run without a failure: what was measured, one line for each area. Pure.
+# The healthy summary, of a run without a failure: what was measured, one line for each area. Pure.
 #
 # It is made of what the checks show of a report (`Check.sections`, `Check.figures`): no check is
 # known by name here.
 
 
 MOST_RANKS = 16_384
-"""Ranks up to which a card is made: for more, the checks would be asked for too long."""
+"""Ranks up to which checks are asked: for more, it would take too long."""
 _SOFTWARE = ("torch", "cuda", "rocm", "nccl", "nccl loaded", "driver", "python", "deepspeed")
 _MOST_WORDS = 3
 _GBIT = 8e-9
 
 
 def healthy_summary(report: Report, checks: Checks) -> list[tuple[str, str]]:
-    """Areas of the card, each with what was seen there; what is not known is left out."""
+    """Areas, each with what was seen there; what is not known is left out."""
     if len(report.cluster.ranks) > MOST_RANKS:
         return []
     sections = sections_of(report, checks)

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
 
-from nccl_doctor.model.cluster import Host, Rank
-from nccl_doctor.model.findings import (
-    CheckResult,
-    Effect,
-    Finding,
-    Severity,
-    Status,
-    Where,
-    numbered,
-)
+from nccl_doctor.model.findings import CheckResult, Effect, Status, numbered
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.lines import LEGEND, MIN_WIDTH, Page, lay_out_links, to_ascii
+from nccl_doctor.report.lines import LEGEND, Page, lay_out_links, to_ascii
 from nccl_doctor.report.next_step import next_steps
 from nccl_doctor.report.story import (
-    MOST_PLACES,
     MOST_RANGES,
     Block,
     Checks,
-    PlaceWords,
-    Steps,
-    by_kind,
+    KindBlock,
+    Story,
+    and_more,
     checks_in_words,
-    explained_by,
+    counts,
     healthy_summary,
     no_checks,
     some,
@@ -46,29 +37,13 @@ _MOST_TABLES = 3
 """Tables of one fact, of hosts that differ."""
 
 
-def render(
-    report: Report,
-    *,
-    width: int = 100,
-    color: bool = False,
-    verbose: int = 0,
-    quiet: bool = False,
-    ascii: bool = False,
-    checks: Checks = no_checks,
-) -> str:
-    """The whole report as text that ends in a newline; for the arguments see `Text`."""
-    text = TextReport(
-        report,
-        width=width,
-        color=color,
-        verbose=verbose,
-        quiet=quiet,
-        ascii=ascii,
-        checks=checks,
-    )
+def render(report: Report, **how: Any) -> str:
+    """The whole report as text that ends in a newline; for the arguments see `TextReport`."""
+    text = TextReport(report, **how)
     return text.found() + text.end(report)
 
 
+@dataclass(frozen=True)
 class TextReport:
     """The report as text, in two parts: `end` tells what is known after all files are written.
 
@@ -83,89 +58,74 @@ class TextReport:
         checks: asked what they measured.
     """
 
-    def __init__(
-        self,
-        report: Report,
-        *,
-        width: int = 100,
-        color: bool = False,
-        verbose: int = 0,
-        quiet: bool = False,
-        ascii: bool = False,
-        checks: Checks = no_checks,
-    ) -> None:
-        self._report = report
-        self._width = max(width, MIN_WIDTH)
-        self._color = color
-        self._verbose = verbose
-        self._quiet = quiet
-        self._ascii = ascii
-        self._checks = checks
+    report: Report
+    width: int = 100
+    color: bool = False
+    verbose: int = 0
+    quiet: bool = False
+    ascii: bool = False
+    checks: Checks = no_checks
 
     def found(self) -> str:
         """Verdict, causes, and what was measured: all that does not change any more."""
-        report, checks = self._report, self._checks
-        page = Page(self._width, self._color)
-        places, steps = PlaceWords(report, ranges=True), Steps(report)
+        report, checks = self.report, self.checks
+        page, story = Page(self.width, self.color), Story(report, ranges=True)
         page.line(
             f"nccl-doctor: {report.verdict.upper()}: {report.summary}", report.verdict, bold=True
         )
-        for group in by_kind(report.root_causes):
-            _root_cause(page, places, steps, group, self._quiet)
-        for group in by_kind(_beside(report)):
-            _root_cause(page, places, steps, group, self._quiet)
-        if not self._quiet:
+        beside = [f for f in story.notes if f.has(Effect.SHOWN) and not f.explained_by]
+        for block in (*story.kinds(story.causes), *story.kinds(beside)):
+            _cause(page, block, self.quiet)
+        if not self.quiet:
             _links(page, report, checks)
-            _explained(page, places, report)
-            _warnings(page, places, steps, report)
-            _not_tested(page, report)
+            _explained(page, story)
+            _warnings(page, story)
+            _not_tested(page, story)
             if report.verdict in ("pass", "warn") and not (report.run.alone or report.run.source):
-                _card(page, report, checks)
-            if self._verbose:
-                _infos(page, places, report)
+                _healthy(page, report, checks)
+            if self.verbose:
+                notes = [story.of(found) for found in story.notes if found not in beside]
+                if notes:
+                    page.heading("Worth knowing")
+                for note in notes:
+                    page.line(f"{note.head}: {note.finding.message}", first="  · ")
                 _values(page, report, checks)
                 _facts(page, report)
-            if self._verbose > 1:
+            if self.verbose > 1:
                 _table(page, report)
             page.gap()
         return self._shown(page)
 
     def end(self, report: Report) -> str:
         """Numbers, the exit code of `report`, which is the same but for that, and the next step."""
-        page = Page(self._width, self._color)
-        if not self._quiet:
+        page = Page(self.width, self.color)
+        if not self.quiet:
             page.line(counts(report))
-            _baseline(page, report)
-            for step in next_steps(report, every_check=self._verbose > 1):
+            baseline = (report.run.baseline or {}).get("text")
+            if isinstance(baseline, str):  # earlier runs, and why other files were not used
+                page.line(baseline, first="baseline: ", rest="  ")
+            for step in next_steps(report, every_check=self.verbose > 1):
                 page.raw([safe(step)])  # a command is never wrapped
         return self._shown(page)
 
     def _shown(self, page: Page) -> str:
-        return to_ascii(page.text()) if self._ascii else page.text()
+        return to_ascii(page.text()) if self.ascii else page.text()
 
 
-def _root_cause(
-    page: Page, places: PlaceWords, steps: Steps, group: Sequence[Finding], quiet: bool
-) -> None:
-    kind, tone = group[0].kind, group[0].level.value
-    mark = _MARKS[tone]
+def _cause(page: Page, block: KindBlock, quiet: bool) -> None:
+    kind, tone = block.kind, block.level.value
     page.gap()
-    page.line(f"{kind.title}  [{kind.code}]", tone, bold=True, first=f"{mark} ")
-    for finding in group[:MOST_PLACES]:
-        where = places.say(finding.where)
-        if where:
-            _entry(page, "where", where)
-        _entry(page, "seen", _some_of(finding.message) + _doubt(finding))
-    if len(group) > MOST_PLACES:
-        _entry(page, "", f"and {len(group) - MOST_PLACES} more like this (all of them in --json)")
-    if kind.why and not quiet:
-        _entry(page, "why", kind.why)
-    for block in steps.blocks(group, MOST_PLACES):
-        _fix(page, block, "  fix   ")
-
-
-def _entry(page: Page, name: str, text: str) -> None:
-    page.line(text, first=f"  {name:<6}", rest=" " * 8)
+    page.line(f"{kind.title}  [{kind.code}]", tone, bold=True, first=f"{_MARKS[tone]} ")
+    rows = [
+        row
+        for each in block.first
+        for row in (("where", each.where), ("seen", _some_of(each.finding.message) + each.doubt))
+    ]
+    more = f"{block.more} like this (all of them in --json)" if block.more else ""
+    for name, text in (*rows, ("", more), ("why", "" if quiet else kind.why)):
+        page.line(text, first=f"  {name:<6}", rest=" " * 8)
+    for fix in block.fixes:
+        _fix(page, fix, "  fix   ")
 
 
 def _fix(page: Page, block: Block, first: str) -> None:
@@ -181,15 +141,6 @@ def _some_of(message: str) -> str:
     return f"{message[:_LONGEST].rpartition(' ')[0]} … (all of it in --json)"
 
 
-def _doubt(finding: Finding) -> str:
-    return "" if finding.confidence.value == "certain" else f" ({finding.confidence.value})"
-
-
-def _short(page: Page, places: PlaceWords, mark: str, finding: Finding, text: str) -> None:
-    where = places.say(finding.where)
-    page.line(f"{finding.code}{f' ({where})' if where else ''}: {text}", first=f"  {mark} ")
-
-
 def _links(page: Page, report: Report, checks: Checks) -> None:
     lines = lay_out_links(report, page.width, safe, checks)
     if lines:
@@ -198,36 +149,26 @@ def _links(page: Page, report: Report, checks: Checks) -> None:
         page.raw(lines)
 
 
-def _explained(page: Page, places: PlaceWords, report: Report) -> None:
-    explained = [f for f in report.findings if f.explained_by and f.level is not Severity.INFO]
-    if explained:
+def _explained(page: Page, story: Story) -> None:
+    if story.victims:
         page.heading("Explained by the above, gone when it is fixed")
-    for group in by_kind(explained):
-        whole = group[0].replaced(where=Where.union(finding.where for finding in group))
-        _short(page, places, "·", whole, explained_by(group))
+    for victim, why in story.explained():
+        page.line(f"{victim.head}: {why}", first="  · ")
 
 
-def _warnings(page: Page, places: PlaceWords, steps: Steps, report: Report) -> None:
-    roots = {(finding.code, finding.level) for finding in report.root_causes}
-    warnings = [
-        finding
-        for finding in report.findings
-        if finding.level is Severity.WARN
-        and not finding.explained_by
-        and (finding.code, finding.level) not in roots
-    ]
-    if warnings:
+def _warnings(page: Page, story: Story) -> None:
+    if story.warnings:
         page.heading("Warnings")
-    for group in by_kind(warnings):
-        for finding in group[:MOST_PLACES]:
-            _short(page, places, "!", finding, _some_of(finding.message) + _doubt(finding))
-            for block in steps.blocks([finding], 1):
-                _fix(page, block, "    fix: ")
-        if len(group) > MOST_PLACES:
-            page.line(f"and {len(group) - MOST_PLACES} more {group[0].code}", first="  ! ")
+    for block in story.kinds(story.warnings):
+        for each in block.first:
+            words = _some_of(each.finding.message) + each.doubt
+            page.line(f"{each.head}: {words}", first="  ! ")
+            for fix in story.steps.blocks([each.finding], 1):
+                _fix(page, fix, "    fix: ")
+        page.line(block.more and f"{block.more} {block.kind.code}", first="  ! ")
 
 
-def _card(page: Page, report: Report, checks: Checks) -> None:
+def _healthy(page: Page, report: Report, checks: Checks) -> None:
     page.gap()
     lines = healthy_summary(report, checks)
     width = max((len(area) for area, _ in lines), default=0)
@@ -241,17 +182,16 @@ def _values(page: Page, report: Report, checks: Checks) -> None:
         page.heading("Values")
     for name, value in found[:_MOST_VALUES]:
         page.line(f"{name}: {value}", first="  ", rest="    ")
-    if len(found) > _MOST_VALUES:
-        page.line(f"and {len(found) - _MOST_VALUES} more (all of them in --json)", first="  ")
+    more = and_more(len(found) - _MOST_VALUES)
+    page.line(more and f"{more} (all of them in --json)", first="  ")
 
 
-def _not_tested(page: Page, report: Report) -> None:
-    gaps = report.gaps()
-    absent = _absent(report)
+def _not_tested(page: Page, story: Story) -> None:
+    report = story.report
+    gaps, absent = report.gaps(), _absent(story)
     if gaps or absent:
         page.heading("Not known to be good")
-    if absent:
-        page.line(absent, first=f"  {_MARKS['unknown']} ")
+    page.line(absent, first=f"  {_MARKS['unknown']} ")
     codes = _codes_of_absent(report) if absent else set()
     not_held: list[str] = []
     for (status, reason), names in gaps.items():
@@ -269,17 +209,14 @@ def _not_tested(page: Page, report: Report) -> None:
         page.line(f"{checks_in_words(not_held)}: not begun", first=f"  {_MARKS['unknown']} ")
 
 
-def _absent(report: Report) -> str:
+def _absent(story: Story) -> str:
     """One line about the hosts that never came, and the others; empty if all came."""
-    hosts = report.cluster.hosts
+    report, hosts = story.report, story.report.cluster.hosts
     nodes = [host.node_rank for host in hosts if not host.reported and host.node_rank is not None]
     if not nodes or not report.cluster.complete:
         return ""
     gone = _codes_of_absent(report)
-    clean = all(
-        finding.code in gone or finding.explained_by or finding.level is Severity.INFO
-        for finding in report.findings
-    )
+    clean = gone.issuperset(f.code for f in (*story.causes, *story.warnings))
     here = sum(host.reported for host in hosts)
     well = ", nothing wrong found on them" if clean else ""
     gone_nodes = numbered("node", nodes, MOST_RANGES)
@@ -303,24 +240,6 @@ def _codes_of_absent(report: Report) -> set[str]:
         or finding.where.links
     }
     return {finding.code for finding in report.findings} - elsewhere
-
-
-def _beside(report: Report) -> list[Finding]:
-    infos = (finding for finding in report.findings if finding.level is Severity.INFO)
-    return [finding for finding in infos if finding.has(Effect.SHOWN) and not finding.explained_by]
-
-
-def _infos(page: Page, places: PlaceWords, report: Report) -> None:
-    shown = _beside(report)
-    infos = [
-        finding
-        for finding in report.findings
-        if finding.level is Severity.INFO and finding not in shown
-    ]
-    if infos:
-        page.heading("Worth knowing")
-    for finding in infos:
-        _short(page, places, "·", finding, finding.message)
 
 
 def _facts(page: Page, report: Report) -> None:
@@ -368,60 +287,3 @@ def _tested(check: CheckResult) -> str:
     number = len(check.tested)
     thing = check.scope.value
     return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
-def counts(report: Report) -> str:
-    """One line: numbers of checks, hosts and ranks, the duration, the exit code."""
-    if report.run.source:
-        return _counts_of_autopsy(report)
-    statuses = Counter(check.status for check in report.checks)
-    names = {
-        Status.PASS: "passed",
-        Status.WARN: "with warnings",
-        Status.FAIL: "failed",
-        Status.UNKNOWN: "unknown",
-        Status.BLOCKED: "blocked",
-        Status.SKIPPED: "skipped",
-    }
-    numbers = [f"{statuses[status]} {word}" for status, word in names.items() if statuses[status]]
-    cluster = report.cluster
-    wanted = (cluster.hosts_wanted, cluster.ranks_wanted)
-    if report.run.alone:
-        wanted = (len(cluster.hosts), len(cluster.ranks))
-    hosts = _reported(cluster.hosts, "hosts", wanted[0])
-    ranks = _reported(cluster.ranks, "ranks", wanted[1])
-    took = report.run.duration_s
-    parts = [f"checks: {', '.join(numbers) or 'none'}", hosts, ranks]
-    if took is not None:
-        parts.append(f"{took:.1f} s")
-    return " · ".join([*parts, f"exit code {report.exit_code}"])
-
-
-def _counts_of_autopsy(report: Report) -> str:
-    """One line: what was read, of how many ranks, the duration, the exit code."""
-    told = [report.run.extra.get(name) for name in ("files", "bytes")]
-    files, size = (each if isinstance(each, int) else 0 for each in told)
-    amount = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
-    ranks = len(report.cluster.ranks)
-    parts = [
-        f"read: {files} file{'s' * (files != 1)}, {amount}",
-        f"{ranks} rank{'s' * (ranks != 1)} in them",
-        f"{report.run.duration_s or 0:.1f} s",
-    ]
-    return " · ".join([*parts, f"exit code {report.exit_code}"])
-
-
-def _baseline(page: Page, report: Report) -> None:
-    """Write the number of earlier runs of the comparison, and why other files were not used."""
-    text = (report.run.baseline or {}).get("text")
-    if isinstance(text, str):
-        page.line(text, first="baseline: ", rest="  ")
-
-
-def _reported(items: Sequence[Host | Rank], thing: str, wanted: int) -> str:
-    """Number of those that reported, of those that the user asked for."""
-    here = sum(item.reported for item in items)
-    total = max(here, wanted)
-    if here == total:
-        return f"{here} {thing if here != 1 else thing[:-1]}"
-    return f"{here} of {total} {thing}"

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 from nccl_doctor.model.cluster import Facts, OutcomeStatus
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.story import PlaceWords, Steps, explained_by, shortened, some
+from nccl_doctor.report.story import Story, and_more, explained_by, shortened, some
 from nccl_doctor.system.terminal import safe
 
 _LONGEST_NAME = 200
@@ -210,7 +210,7 @@ def _of_the_engine(report: Report, ground: _Ground) -> Iterator[_Case]:
     for finding in report.findings:
         if finding.check not in names:
             classname = f"{finding.kind.layer.value}.{finding.check or 'nccl_doctor'}"
-            place = ground.places.say(finding.where)
+            place = ground.story.places.say(finding.where)
             name = f"{finding.code}[{place}]" if place else finding.code
             yield _judged(_Case(classname, name), ground, [finding])
 
@@ -239,24 +239,16 @@ def _judged(
 
 def _in_words(ground: _Ground, findings: Sequence[Finding]) -> str:
     parts = []
-    for finding in findings[:_MOST]:
-        lines = [_clean(f"{finding.level.value}: {finding.kind.title} [{finding.code}]")]
-        rows = {
-            "where": ground.places.say(finding.where),
-            "seen": finding.message,
-            "why": finding.kind.why,
-        }
+    for block in (ground.story.kinds([finding])[0] for finding in findings[:_MOST]):
+        kind, each = block.kind, block.first[0]
+        rows = {"where": each.where, "seen": each.finding.message, "why": kind.why}
+        lines = [_clean(f"{block.level.value}: {kind.title} [{kind.code}]")]
         lines += [f"{key}: {_clean(value)}" for key, value in rows.items() if value]
-        for block in ground.steps.blocks([finding], 1):
-            fix = (
-                ["fix:", *map(_clean, block.lines)]
-                if block.lines
-                else [f"fix: {_clean(block.prose)}"]
-            )
-            lines += fix
+        for fix in block.fixes:
+            prose = [f"fix: {_clean(fix.prose)}"]
+            lines += ["fix:", *map(_clean, fix.lines)] if fix.lines else prose
         parts.append("\n".join(lines))
-    if len(findings) > _MOST:
-        parts.append(f"and {len(findings) - _MOST} more")
+    parts += filter(None, [and_more(len(findings) - _MOST)])
     return "\n\n".join(parts)
 
 
@@ -264,8 +256,7 @@ class _Ground:
     """The hosts of a report: which one a rank is on, and where a check has no answer."""
 
     def __init__(self, report: Report) -> None:
-        self.places = PlaceWords(report)
-        self.steps = Steps(report)
+        self.story = Story(report)
         self._of_rank: dict[str, list[str]] = defaultdict(list)
         self._gaps: set[tuple[str, str]] = set()
         for host in report.cluster.hosts:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 
-from nccl_doctor.model.findings import Finding, Severity, Status, Where
+from nccl_doctor.model.findings import Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.story import (
-    MOST_PLACES,
     Block,
-    PlaceWords,
-    Steps,
-    by_kind,
+    FindingBlock,
+    KindBlock,
+    Story,
     checks_in_words,
-    explained_by,
+    counts,
+    fix_of,
 )
-from nccl_doctor.report.text import counts
 from nccl_doctor.system.terminal import safe
 
 _LONGEST = 2000
@@ -38,12 +37,21 @@ def render(report: Report) -> str:
 
 def sections(report: Report) -> list[str]:
     """Parts of `render`; each can be shown without those after it, and ends in a newline."""
-    places, steps = PlaceWords(report), Steps(report)
+    story = Story(report)
     mark = _MARKS.get(report.verdict, "")
     top = f"## {mark} nccl-doctor: {report.verdict.upper()}\n\n{prose(report.summary)}\n"
-    roots = [_root_cause(places, steps, group) for group in by_kind(report.root_causes)]
-    rest = [_explained(places, report), _warnings(places, steps, report), _not_tested(report)]
-    return [top, *roots, *filter(None, rest), f"{prose(counts(report))}\n"]
+    explained = (f"{_head(each)}: {why}" for each, why in story.explained(code, prose))
+    gaps = (
+        f"{checks_in_words([code(name) for name in names])}: {code(reason)}"
+        for (_, reason), names in report.gaps().items()
+    )
+    rest = [
+        _list("Explained by the above, gone when it is fixed", explained),
+        _list("Warnings", _warnings(story)),
+        _list("Not known to be good", gaps),
+    ]
+    causes = map(_cause, story.kinds(story.causes))
+    return [top, *causes, *filter(None, rest), f"{prose(counts(report))}\n"]
 
 
 def prose(text: str) -> str:
@@ -70,32 +78,20 @@ def _block(block: Block) -> str:
     return f"  {fence}{'bash' if block.lines else 'text'}\n{''.join(rows)}  {fence}\n"
 
 
-def _root_cause(places: PlaceWords, steps: Steps, group: Sequence[Finding]) -> str:
-    kind = group[0].kind
-    mark = "⚠️" if group[0].level is Severity.WARN else "❌"
+def _cause(block: KindBlock) -> str:
+    kind = block.kind
+    mark = "⚠️" if block.level is Severity.WARN else "❌"
     lines = [f"### {mark} {prose(kind.title)} {code(kind.code)}\n\n"]
-    for finding in group[:MOST_PLACES]:
-        where = places.say(finding.where)
-        if where:
-            lines.append(f"- **where** {code(where)}\n")
-        lines.append(f"- **seen** {code(finding.message)}{_doubt(finding)}\n")
-    if len(group) > MOST_PLACES:
-        lines.append(f"- and {len(group) - MOST_PLACES} more like this\n")
-    if kind.why:
-        lines.append(f"- **why** {prose(kind.why)}\n")
-    for block in steps.blocks(group, MOST_PLACES):
-        lines.append(f"- **fix**\n\n{_block(block)}")
-    return "".join(lines)
+    for each in block.first:
+        lines += [f"- **where** {code(each.where)}\n"] if each.where else []
+        lines.append(f"- **seen** {code(each.finding.message)}{each.doubt}\n")
+    lines += [f"- {block.more} like this\n"] if block.more else []
+    lines += [f"- **why** {prose(kind.why)}\n"] if kind.why else []
+    return "".join([*lines, *(f"- **fix**\n\n{_block(fix)}" for fix in block.fixes)])
 
 
-def _doubt(finding: Finding) -> str:
-    sure = finding.confidence.value
-    return "" if sure == "certain" else f" ({sure})"
-
-
-def _place(places: PlaceWords, where: Where) -> str:
-    words = places.say(where)
-    return f" {code(words)}" if words else ""
+def _head(each: FindingBlock) -> str:
+    return f"{code(each.finding.code)}{f' {code(each.where)}' if each.where else ''}"
 
 
 def _list(title: str, lines: Iterable[str]) -> str:
@@ -103,44 +99,13 @@ def _list(title: str, lines: Iterable[str]) -> str:
     return f"### {title}\n\n{text}" if text else ""
 
 
-def _explained(places: PlaceWords, report: Report) -> str:
-    explained = [f for f in report.findings if f.explained_by and f.level is not Severity.INFO]
-    lines = []
-    for group in by_kind(explained):
-        where = Where.union(finding.where for finding in group)
-        lines.append(
-            f"{code(group[0].code)}{_place(places, where)}: {explained_by(group, code, prose)}"
-        )
-    return _list("Explained by the above, gone when it is fixed", lines)
-
-
-def _warnings(places: PlaceWords, steps: Steps, report: Report) -> str:
-    roots = {(finding.code, finding.level) for finding in report.root_causes}
-    lines = []
-    for group in by_kind(f for f in report.findings if not f.explained_by):
-        if group[0].level is not Severity.WARN or (group[0].code, group[0].level) in roots:
-            continue
-        for finding in group[:MOST_PLACES]:
-            words = f"{code(finding.message)}{_doubt(finding)}"
-            head = f"{code(finding.code)}{_place(places, finding.where)}"
-            blocks = steps.blocks([finding], 1)
-            if any(block.lines for block in blocks):
-                lines.append(f"{head}: {words}; fix:\n\n{''.join(map(_block, blocks))}")
-            else:
-                fix = code(finding.fix or finding.kind.fix)
-                lines.append(f"{head}: {words}; fix: {fix}")
-        if len(group) > MOST_PLACES:
-            lines.append(f"and {len(group) - MOST_PLACES} more {code(group[0].code)}")
-    return _list("Warnings", lines)
-
-
-def _not_tested(report: Report) -> str:
-    gaps: dict[str, list[str]] = {}
-    for check in report.checks:
-        if check.status in (Status.UNKNOWN, Status.BLOCKED):
-            gaps.setdefault(check.reason or check.status.value, []).append(check.name)
-    lines = (
-        f"{checks_in_words([code(name) for name in names])}: {code(reason)}"
-        for reason, names in gaps.items()
-    )
-    return _list("Not known to be good", lines)
+def _warnings(story: Story) -> Iterator[str]:
+    for block in story.kinds(story.warnings):
+        for each in block.first:
+            fixes = story.steps.blocks([each.finding], 1)
+            fix = f" {code(fix_of(each.finding))}"
+            if any(way.lines for way in fixes):
+                fix = f"\n\n{''.join(map(_block, fixes))}"
+            yield f"{_head(each)}: {code(each.finding.message)}{each.doubt}; fix:{fix}"
+        if block.more:
+            yield f"{block.more} {code(block.kind.code)}"

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.model.findings import Finding, Severity, Status
+from nccl_doctor.model.findings import Status
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.story import PlaceWords, checks_in_words
+from nccl_doctor.report.story import Story, checks_in_words, fix_of
 from nccl_doctor.system.terminal import safe
 
 MOST_BYTES = 3072
@@ -40,24 +40,16 @@ def render(report: Report) -> str:
 
 
 def _entries(report: Report) -> Iterator[str]:
-    places, last = PlaceWords(report), ""
-    for finding in report.root_causes or _standing(report):
-        where = places.say(finding.where)
-        doubt = "" if finding.confidence.value == "certain" else f" ({finding.confidence.value})"
-        lines = [f"{finding.code}{f' ({where})' if where else ''}: {finding.message}{doubt}"]
-        fix = finding.fix or finding.kind.fix
-        if fix != last:
-            lines.append(f"  fix: {fix}")
+    story, last = Story(report), ""
+    for each in map(story.of, story.causes or story.warnings):
+        lines = [f"{each.head}: {each.finding.message}{each.doubt}"]
+        fix = fix_of(each.finding)
+        lines += [f"  fix: {fix}"] if fix != last else []
         last = fix
         yield "".join(f"{_cut(line)}\n" for line in lines)
     for (status, reason), names in report.gaps().items():
         if status is Status.UNKNOWN:
             yield _cut(f"not tested: {checks_in_words(names)}: {reason}") + "\n"
-
-
-def _standing(report: Report) -> list[Finding]:
-    """Findings above `info` that nothing explains, if there is no root cause."""
-    return [f for f in report.findings if not f.explained_by and f.level is not Severity.INFO]
 
 
 def _cut(text: str) -> str:

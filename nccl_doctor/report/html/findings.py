@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Host, Rank
-from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status
+from nccl_doctor.model.findings import CheckResult, Finding, Status
 from nccl_doctor.model.report import Report
 from nccl_doctor.model.sections import Setup
 from nccl_doctor.report.html.facts import ParticipantEnd, in_order, item, number, outcomes_of, who
@@ -16,9 +16,9 @@ from nccl_doctor.report.html.markup import Html, element, fold, table, together
 from nccl_doctor.report.manual import check_page, kind_page
 from nccl_doctor.report.story import (
     Checks,
-    PlaceWords,
-    Steps,
-    by_kind,
+    FindingBlock,
+    KindBlock,
+    Story,
     checks_in_words,
     explained_by,
     sections_of,
@@ -240,20 +240,16 @@ def _setup(report: Report, checks: Checks) -> Iterator[tuple[str, str]]:
 
 def sections(report: Report) -> Iterator[Html]:
     """Sections of the page: what to fix; symptoms, warnings, gaps and notes."""
-    places, steps = PlaceWords(report), Steps(report)
-    if report.root_causes:
-        cards = [_card(places, steps, group) for group in by_kind(report.root_causes)]
+    story = Story(report)
+    if story.causes:
+        cards = map(_card, story.kinds(story.causes, _MOST))
         yield element("section", element("h2", "What to fix"), *cards, id="causes")
-    loud = [found for found in report.findings if found.level is not Severity.INFO]
-    notes = [found for found in report.findings if found.level is Severity.INFO]
-    explained = [found for found in loud if found.explained_by]
     title = "Explained by the above, gone when it is fixed"
-    yield from _folded(places, steps, title, "explained", explained)
-    causes = {(finding.code, finding.level) for finding in report.root_causes}
-    rest = [f for f in loud if not f.explained_by and (f.code, f.level) not in causes]
-    yield from _folded(places, steps, "Warnings", "warnings", rest, is_open=True)
+    yield from _folded(title, "explained", story.kinds(story.victims, _MOST))
+    rest = story.kinds(story.warnings, _MOST)
+    yield from _folded("Warnings", "warnings", rest, is_open=True)
     yield from _gaps(report)
-    yield from _folded(places, steps, "Worth knowing", "notes", notes)
+    yield from _folded("Worth knowing", "notes", story.kinds(story.notes, _MOST))
 
 
 def checks(report: Report) -> Html | None:
@@ -288,32 +284,33 @@ def _table(found: Sequence[CheckResult]) -> Html:
     return table(("status", "check", "layer", "tested", "took", "reason"), rows)
 
 
-def _card(places: PlaceWords, steps: Steps, group: Sequence[Finding]) -> Html:
-    kind, level = group[0].kind, group[0].level.value
+def _card(block: KindBlock) -> Html:
+    kind, level = block.kind, block.level.value
     title = element(
         "h3",
         element("span", _MARKS.get(level, "·"), class_=f"mark {level}"),
         f" {kind.title} ",
         element("a", element("code", kind.code), href=f"#{anchor(kind.code)}"),
     )
-    parts = [_entry(places, finding) for finding in group[:_MOST]]
-    if len(group) > _MOST:
-        left = len(group) - _MOST
-        parts.append(element("p", f"and {left} more like this (all of them in the JSON report)"))
-    why = element("p", element("b", "why "), kind.why) if kind.why else None
-    fix = [fix_of(block.text) for block in steps.blocks(group, _MOST)]
-    fix = [element("p", element("b", "fix")), *fix] if fix else []
-    return element("article", title, *parts, why, *fix, class_=level)
+    more = f"{block.more} like this (all of them in the JSON report)"
+    return element(
+        "article",
+        title,
+        *map(_entry, block.first),
+        element("p", more) if block.more else None,
+        element("p", element("b", "why "), kind.why) if kind.why else None,
+        element("p", element("b", "fix")) if block.fixes else None,
+        *(fix_of(fix.text) for fix in block.fixes),
+        class_=level,
+    )
 
 
-def _entry(places: PlaceWords, finding: Finding) -> Html:
-    where = places.say(finding.where)
-    doubt = "" if finding.confidence.value == "certain" else f" ({finding.confidence.value})"
+def _entry(each: FindingBlock) -> Html:
     return element(
         "div",
-        element("p", element("b", "where "), where) if where else None,
-        element("p", element("b", "seen "), finding.message + doubt),
-        _evidence(finding),
+        element("p", element("b", "where "), each.where) if each.where else None,
+        element("p", element("b", "seen "), each.finding.message + each.doubt),
+        _evidence(each.finding),
         class_="finding",
     )
 
@@ -326,23 +323,17 @@ def _evidence(finding: Finding) -> Html | None:
 
 
 def _folded(
-    places: PlaceWords,
-    steps: Steps,
-    title: str,
-    name: str,
-    findings: Iterable[Finding],
-    *,
-    is_open: bool = False,
+    title: str, name: str, blocks: Sequence[KindBlock], *, is_open: bool = False
 ) -> Iterator[Html]:
-    groups = by_kind(findings)
-    if not groups:
+    if not blocks:
         return
     parts = []
-    for group in groups:
-        reason = f", {words}" if (words := explained_by(group)) else ""
-        place = places.say(group[0].where) if len(group) == 1 else f"{len(group)} places"
-        words = group[0].kind.title + (f" ({place})" if place else "") + reason
-        parts.append(fold(words, _card(places, steps, group)))
+    for block in blocks:
+        count = len(block.findings)
+        place = block.first[0].where if count == 1 else f"{count} places"
+        reason = explained_by(block.findings)
+        words = block.kind.title + (f" ({place})" if place else "") + (reason and f", {reason}")
+        parts.append(fold(words, _card(block)))
     yield element("section", fold(element("h2", title), *parts, is_open=is_open), id=name)
 
 
