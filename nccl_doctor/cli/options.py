@@ -18,7 +18,7 @@ from nccl_doctor.cli.params import HostName, LocalRanks, Mesh, NameList, Number,
 from nccl_doctor.cli.settings import read_config
 from nccl_doctor.model.codec import MAX_RANKS
 from nccl_doctor.model.job import GROUPS
-from nccl_doctor.report.formats import formats
+from nccl_doctor.report.formats import about, formats
 from nccl_doctor.report.profiles import PROFILES
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -62,15 +62,6 @@ def _entry(
     return OptionRow(flags, frozenset(of.split()), in_file, {"help": about or None, **given})
 
 
-_ABOUT_FORMAT = {
-    "html": "one page for a browser",
-    "json": "JSON, with all facts; compressed, if PATH ends in .gz",
-    "junit": "JUnit XML, for CI servers",
-    "markdown": "Markdown",
-    "prometheus": "metrics, for node_exporter",
-    "termination": "3 KiB of text, for the termination message of a container",
-}
-"""Description of a format in --help; without one, its name is used."""
 _ABOUT_GITHUB = "Write annotations and the step summary of GitHub Actions."
 _ABOUT_KEY = (
     "Key for the pseudonyms: a file with a secret, or the map of an earlier report. The same key "
@@ -319,7 +310,7 @@ HEADINGS: Mapping[str, tuple[OptionRow, ...]] = {
                 of=_REPORT,
                 in_file=_TEXT,
                 metavar="PATH",
-                about=f"Write the report to PATH as {_ABOUT_FORMAT.get(name, name)}.",
+                about=f"Write the report to PATH as {about(name)}.",
             )
             for name in formats()
         ),

@@ -1,9 +1,9 @@
 """Formats that a report is written in: one file each, and a new one is one new file.
 
 A format is a module with `render(report) -> str`, a pure function; its name is the name of the
-option (`--json PATH`) and of `report show --format`. One that shows what checks have beside their
-findings has a second parameter, `checks`. A large one has `pieces(report)` too: the same, as an
-iterator of texts.
+option (`--json PATH`) and of `report show --format`, and its first line says what `--help` says of
+it: `The report as WORDS: …`. One that shows what checks have beside their findings has a second
+parameter, `checks`. A large one has `pieces(report)` too: the same, as an iterator of texts.
 """
 
 from __future__ import annotations
@@ -23,6 +23,12 @@ if TYPE_CHECKING:  # the options of the command line are made from the names alo
 def formats() -> list[str]:
     """Names of all formats, in order; none is imported."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def about(name: str) -> str:
+    """Words of the first line of a format's file, which is not imported."""
+    first = (pkgutil.get_data(__name__, f"{name}.py") or b"").decode().partition("\n")[0]
+    return first.removeprefix('"""The report as ').partition(":")[0].rstrip('."') or name
 
 
 def renderer(name: str, checks: Checks | None = None) -> Callable[[Report], str]:

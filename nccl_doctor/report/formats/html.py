@@ -1,4 +1,4 @@
-"""The report as one HTML file, which loads nothing."""
+"""The report as one page for a browser: one HTML file, which loads nothing."""
 
 from __future__ import annotations
 

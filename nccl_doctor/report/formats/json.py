@@ -1,4 +1,4 @@
-"""The report as JSON, for machines and for keeping: of many ranks, each stands on its own line."""
+"""The report as JSON, with all facts; compressed, if PATH ends in .gz."""
 
 from __future__ import annotations
 

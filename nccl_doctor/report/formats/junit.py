@@ -1,4 +1,4 @@
-"""The report as JUnit XML, in the subset that Jenkins, GitLab and reporters for GitHub all read.
+"""The report as JUnit XML, for CI servers: in the subset that Jenkins, GitLab and GitHub read.
 
 A case is one check at one place, and one more case, `nccl_doctor.verdict`, is the whole report: it
 fails wherever the exit code is not 0, so that no reader takes for green what is not.

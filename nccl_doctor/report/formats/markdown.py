@@ -1,4 +1,4 @@
-"""The report as Markdown, for a pull request, an issue, a chat, or the summary of a CI job."""
+"""The report as Markdown: for a pull request, an issue, a chat, or the summary of a CI job."""
 
 from __future__ import annotations
 

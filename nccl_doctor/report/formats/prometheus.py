@@ -1,4 +1,4 @@
-"""The report as metrics for the textfile collector of Prometheus' node_exporter.
+"""The report as metrics, for node_exporter: its textfile collector of Prometheus reads it.
 
 No message and no host is a label: the scraper adds the host, and labels that grow without bound
 cost a monitoring system dear. No time stamps: the collector refuses them.

@@ -1,4 +1,4 @@
-"""The report as a container's termination message: what failed, where and the fix, in 3 KiB.
+"""The report as 3 KiB of text, for the termination message of a container.
 
 Kubernetes keeps 4 KiB of such a message, and 12 KiB of all containers of a pod together. Where
 nothing failed there is none: it would stand in the way of the log that Kubernetes shows in its
