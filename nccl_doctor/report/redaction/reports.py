@@ -1,17 +1,18 @@
 """A report with pseudonyms in place of names, addresses and paths. Pure.
 
-First every name is gathered that the report is known to hold, then everything is rewritten. By the
-key that a value stands behind it is known to be a host, a path or a version; anything else is free
-text. A key of a table that is a host's name is one, unless it may be a word of the format; where
-all keys of a table are names of hosts, none is.
+One walk copies the report and gathers its distinct texts. They tell which names it holds; then each
+is rewritten once, and put into the copy. By the key that a value stands behind it is known to be a
+host, a path or a version; anything else is free text. A key of a table that is a host's name is
+one, unless it may be a word of the format; where all keys of a table are names of hosts, none is.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache, partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from nccl_doctor.model.cluster import Facts, Outcome
@@ -64,7 +65,15 @@ _PLAIN = frozenset({int, float, bool, type(None)})
 """Types of values that name nobody."""
 _TEXTS = ("reason", "stack", "state", "wchan", "log_tail", "signal")
 """Texts of an outcome."""
+_HOST_KEY = "key of a host"
+"""Stands for the key `key` of `hosts`: the machine, and its network."""
 _OWN_PARTS = ("run", "findings", "root_causes", "checks", "hosts", "ranks")
+_Place = tuple[str, str, "dict[str, str] | None"]
+"""Key of a table, the key that shows the type of its value, and the texts behind that; None where
+the value stays as it is.
+"""
+_Places = tuple[tuple[str, ...], list[_Place]]
+"""Keys of a table, if they may be rewritten, and its places."""
 
 
 def redact(report: Report, key: bytes) -> tuple[Report, Book]:
@@ -81,15 +90,20 @@ def redact(report: Report, key: bytes) -> tuple[Report, Book]:
     book = Book(key)
     if report.redacted:
         return report, book
-    plain = report.to_json(_as_they_are)
-    data = _Writer(_known_in(plain, book)).report(plain)
+    copy = _ReportCopy(report)
+    text = copy.known(book)
+    replaced = cache(text.replaced)  # one address stands behind many keys
+    for behind, texts in copy.texts.items():
+        for value in texts:
+            texts[value] = _rewritten(text, replaced, behind, value)
+    data = copy.rewritten(lambda names: _renamed(text, names))
     data["run"]["redacted_with"] = book.fingerprint
     return Report.from_json({**data, "redacted": True}), book
 
 
 def known_of(report: Report, book: Book) -> Text:
     """Text replacer for any text that belongs to a report, such as a log of the same run."""
-    return _known_in(report.to_json(_as_they_are), book)
+    return _ReportCopy(report).known(book)
 
 
 def _as_they_are(facts: Facts) -> Facts:
@@ -97,59 +111,134 @@ def _as_they_are(facts: Facts) -> Facts:
     return facts
 
 
-def _known_in(data: Mapping[str, Any], book: Book) -> Text:
-    text, texts = Text(book), _Texts()
-    texts.gather("", data)
-    for key, values in texts.found.items():
-        for value in values:
-            _learn(text, key, value)
-    return text
+@dataclass
+class _OutcomeCopy:
+    """Parts of an outcome, of which it is made when they are rewritten."""
+
+    old: Outcome
+    parts: dict[str, Any]
+    made: Outcome | None = None
+
+    def rewritten(self) -> Outcome:
+        """The outcome; what several hosts or ranks share is one object again."""
+        if self.made is None:
+            old, parts = self.old, self.parts
+            if old.breadcrumbs:
+                parts["breadcrumbs"] = tuple(parts["breadcrumbs"])
+            if old.extra:
+                parts["extra"] = parts.pop("")
+            plain = {name: getattr(old, name) for name in ("exit_code", "duration_s", "group")}
+            self.made = Outcome(old.status, **plain, **parts)
+        return self.made
 
 
-class _Texts:
-    """Every text, once, with those of the key that it stands behind: ranks say much the same."""
+class _ReportCopy:
+    """Copy of a report as JSON, whose texts can be replaced.
 
-    def __init__(self) -> None:
-        self.found: dict[str, dict[str, None]] = defaultdict(dict)
-        self._keys = lru_cache(maxsize=65536)(self._gathered_keys)
-        self._seen: set[int] = set()
-        """Identities of outcomes: half of those of a large job are shared."""
+    `texts` are all of them, by the key that they stand behind, with their new forms: ranks say
+    much the same.
+    """
 
-    def gather(self, key: str, value: Any) -> None:
-        """Add the texts of a value. Keys of tables are texts too."""
-        left = [(key, value)]
-        while left:  # a call for each of a million tables would take a third of the time
-            key, value = left.pop()
-            kind = type(value)
-            if kind is str:
-                self.found[key][value] = None
-            elif isinstance(value, (list, tuple, set, frozenset)):
-                for item in value:
-                    if type(item) is str:
-                        self.found[key][item] = None
-                    elif type(item) not in _PLAIN:
-                        left.append((key, item))
-            elif kind is Outcome:
-                if id(value) not in self._seen:
-                    self._seen.add(id(value))
-                    left += _parts_of(value)
-            elif kind is dict or isinstance(value, Mapping):
-                keys = self._keys(key, tuple(value))
-                for (behind, texts), item in zip(keys, value.values(), strict=True):
-                    kind = type(item)
-                    if kind is str:
-                        texts[item] = None
-                    elif kind not in _PLAIN:
-                        left.append((behind, item))
-            elif isinstance(value, str):
-                self.found[key][value] = None
+    def __init__(self, report: Report) -> None:
+        self.texts: dict[str, dict[str, str]] = defaultdict(dict)
+        self._names: dict[str, str] = {}
+        self._places: dict[tuple[Any, ...], _Places] = {}
+        self._outcomes: dict[int, _OutcomeCopy] = {}
+        self._lists: list[tuple[list[Any], dict[str, str]]] = []
+        self._tables: list[tuple[dict[str, Any], _Places]] = []
+        """All tables of the copy, the inner ones first."""
+        data = report.to_json(_as_they_are)
+        parts = {k: self._of(k, v, k in _OWN_PARTS) for k, v in data.items() if k not in _SAME}
+        self._data, self._parts = data, self._fixed(parts)
 
-    def _gathered_keys(self, key: str, table: Sequence[Any]) -> list[tuple[str, dict[str, None]]]:
-        """The key behind which each value of a table stands, and the texts behind that key."""
-        names = [str(name) for name in table]
-        self.found[""].update(dict.fromkeys(names))
-        behind = [_behind(key, name) for name in names]
-        return [(after, self.found[after]) for after in behind]
+    def known(self, book: Book) -> Text:
+        """Text replacer that knows the names in the report."""
+        text = Text(book)
+        for key, texts in (("", self._names), *self.texts.items()):
+            for value in texts:
+                _learn(text, key, value)
+        return text
+
+    def rewritten(self, renamed: Callable[[tuple[str, ...]], dict[str, str]]) -> dict[str, Any]:
+        """The report with the new forms of its texts; `renamed`: of the keys of a table."""
+        renamed = cache(renamed)
+        for items, texts in self._lists:
+            items[:] = [texts[item] if type(item) is str else item for item in items]
+        for table, (names, places) in self._tables:
+            for name, _, new in places:
+                item = table[name]
+                if type(item) is str and new is not None:
+                    table[name] = new[item]
+                elif type(item) is _OutcomeCopy:
+                    table[name] = item.rewritten()
+            if to := renamed(names):
+                made = {name if new is None else to[name]: table[name] for name, _, new in places}
+                table.clear()
+                table.update(made)
+        return {**self._data, **self._parts}
+
+    def _of(self, key: str, value: Any, own: bool = False) -> Any:
+        """`own`: a table of the report's own, whose keys are part of its format."""
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if isinstance(value, (list, tuple)):
+            made = [
+                self._table(key, item, own) if type(item) is dict else self._of(key, item, own)
+                for item in value
+            ]
+            if str in map(type, made):
+                self._lists.append((made, self.texts[key]))
+            return made
+        if kind is Outcome:
+            if id(value) not in self._outcomes:
+                parts = {name: self._of(name, part) for name, part in _parts_of(value)}
+                self._outcomes[id(value)] = _OutcomeCopy(value, self._fixed(parts))
+            return self._outcomes[id(value)]
+        if kind is dict or isinstance(value, Mapping):
+            return self._table(key, value, own)
+        if isinstance(value, (set, frozenset)):
+            return self._of(key, sorted(value, key=str))
+        if isinstance(value, (int, float)):
+            return value
+        text = str(value)
+        self.texts[key][text] = text
+        return text
+
+    def _fixed(self, table: dict[str, Any]) -> dict[str, Any]:
+        """A table of parts that are copied, whose keys stay."""
+        places: list[_Place] = [(name, name, self.texts[name]) for name in table]
+        self._tables.append((table, ((), places)))
+        return table
+
+    def _table(self, key: str, table: Mapping[str, Any], own: bool = False) -> dict[str, Any]:
+        at = (key, own, *table)
+        places = self._places.get(at)
+        if places is None:
+            places = self._places[at] = self._places_in(key, own, table)
+        made: dict[str, Any] = {}
+        for (name, behind, texts), item in zip(places[1], table.values(), strict=True):
+            kind = type(item)
+            if texts is None or kind in _PLAIN:
+                made[name] = item
+            elif kind is str:
+                made[name] = texts[item] = item
+            elif kind is dict:  # nearly all: there are half a million
+                made[name] = self._table(behind, item)
+            else:
+                made[name] = self._of(behind, item)
+        self._tables.append((made, places))
+        return made
+
+    def _places_in(self, key: str, own: bool, table: Iterable[Any]) -> _Places:
+        places: list[_Place] = []
+        for name in map(str, table):
+            self._names[name] = name
+            drawn = name == "id" and (key == "merged" or (own and key == "run"))  # by chance
+            stays = own and (name in _SAME or (key == "checks" and name == "name"))
+            behind = _HOST_KEY if own and key == "hosts" and name == "key" else _behind(key, name)
+            places.append((name, behind, None if drawn or stays else self.texts[behind]))
+        return tuple(name for name, _, _ in places), places
 
 
 def _parts_of(outcome: Outcome) -> Iterator[tuple[str, Any]]:
@@ -196,183 +285,61 @@ def _learn(text: Text, key: str, value: str) -> None:
         text.names.know_host(value)
 
 
-class _Strings(dict[str, str]):
-    """Strings behind one key → their new forms, each made once: ranks say much the same."""
+def _renamed(text: Text, names: Sequence[str]) -> dict[str, str]:
+    """Keys of a table → their new forms: names of hosts, addresses, paths, words of the format;
+    empty where all stay.
+    """
+    knows = text.names.knows_host
+    sure = {name for name in names if knows(name) and name.lower() not in COMMON}
+    hosts = set(names) if sure and all(map(knows, names)) else sure
+    made = {}
+    for name in names:
+        is_text = _UNLIKE_A_WORD.search(name) or name.startswith(("/", "~"))
+        new = text.names.host if name in hosts else text.replaced if is_text else str
+        made[name] = new(name)
+    return made if any(name != new for name, new in made.items()) else {}
 
-    def __init__(self, make: Callable[[str], str]) -> None:
-        super().__init__()
-        self._make = make
 
-    def __missing__(self, value: str) -> str:
-        made = self[value] = self._make(value)
-        return made
+def _rewritten(text: Text, replaced: Callable[..., str], key: str, value: str) -> str:
+    """A text, by the key that it stands behind."""
+    if not value or value == MASK:
+        return value
+    if _SECRET.search(key) or names_secret(key):
+        return MASK
+    value = masked(value)
+    if key == "command":
+        return re.sub(r"\S+", lambda word: _word_of_command(text, word), value)
+    if key == _HOST_KEY:
+        return ".".join(map(text.addresses.uuid, value.split(".")))
+    if key in ID_KEYS:
+        return text.ids.of(value)
+    if _CONTROLLER.search(key):
+        cluster, colon, rest = value.partition(":")
+        host, end, more = rest.partition(":")
+        at = text.addresses.ip(host) or (text.names.host(host) if host else "")
+        return text.names.label(cluster) + colon + at + end + more
+    if key in LABEL_KEYS or LABEL_VARIABLES.search(key):
+        return value if value == "none" or value.isdecimal() else text.names.label(value)
+    if SERIAL_KEYS.search(key):
+        return text.serial(value)
+    if _LISTED.search(key):
+        return ",".join(map(text.names.host, slurm_hosts(value))) or MASK
+    if key in HOST_KEYS or HOST_VARIABLES.search(key):
+        named = _WITH_PORT.fullmatch(value)
+        host, port = (named[1], named[2]) if named else (value, "")
+        if is_host_name(host):
+            return text.names.host(host) + port
+    if PATH_KEYS.search(key) and _is_path(value):
+        return text.paths.path(value)
+    return replaced(value, is_version=bool(VERSION_KEYS.search(key)))
 
 
-class _Writer:
-    """Rewrites JSON data."""
-
-    def __init__(self, text: Text) -> None:
-        self._text = text
-        self._outcomes: dict[int, Outcome] = {}
-        self._strings: dict[str, _Strings] = {}
-        self._keys = lru_cache(maxsize=65536)(self._made_keys)
-        self._replaced = cache(text.replaced)  # one address stands behind many keys
-
-    def report(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The whole report; keys that a newer version adds are rewritten as free text."""
-        return {
-            name: item if name in _SAME else self._any(name, item, own=name in _OWN_PARTS)
-            for name, item in data.items()
-        }
-
-    def _any(self, key: str, value: Any, *, own: bool = False) -> Any:
-        """`own`: a table of the report's own, whose keys are part of its format."""
-        kind = type(value)
-        if kind in _PLAIN:
-            return value
-        if kind is str or isinstance(value, str):
-            return self._strings_of(key)[value]
-        if isinstance(value, (list, tuple)):
-            return self._items(key, value, own=own)
-        if kind is Outcome:
-            return self._outcome(value)
-        if kind is dict or isinstance(value, Mapping):
-            if own or key == "merged":
-                return self._table(key, value, own=own)
-            return self._free_table(key, value)
-        if isinstance(value, (set, frozenset)):
-            return sorted((self._any(key, item) for item in value), key=str)
-        if isinstance(value, (int, float)):
-            return value
-        return self._strings_of(key)[str(value)]
-
-    def _items(self, key: str, values: Sequence[Any], *, own: bool) -> list[Any]:
-        strings, of_free_tables = self._strings_of(key), not (own or key == "merged")
-        made: list[Any] = []
-        for item in values:
-            kind = type(item)
-            if kind is str:
-                made.append(strings[item])
-            elif kind is dict and of_free_tables:
-                made.append(self._free_table(key, item))
-            else:
-                made.append(self._any(key, item, own=own))
-        return made
-
-    def _free_table(self, key: str, table: Mapping[str, Any]) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        pairs = zip(self._keys(key, tuple(table)), table.values(), strict=True)
-        for (name, behind, strings), item in pairs:
-            kind = type(item)
-            if kind is str:
-                made[name] = strings[item]
-            elif kind in _PLAIN:
-                made[name] = item
-            elif kind is dict and behind != "merged":  # nearly all: there are half a million
-                made[name] = self._free_table(behind, item)
-            else:
-                made[name] = self._any(behind, item)
-        return made
-
-    def _outcome(self, outcome: Outcome) -> Outcome:
-        """The outcome; what several hosts or ranks share is one object again."""
-        if id(outcome) not in self._outcomes:
-            made = {key: self._any(key, value) for key, value in _parts_of(outcome)}
-            if outcome.breadcrumbs:
-                made["breadcrumbs"] = tuple(made["breadcrumbs"])
-            if outcome.extra:
-                made["extra"] = made.pop("")
-            self._outcomes[id(outcome)] = Outcome(
-                outcome.status,
-                exit_code=outcome.exit_code,
-                duration_s=outcome.duration_s,
-                group=outcome.group,
-                **made,
-            )
-        return self._outcomes[id(outcome)]
-
-    def _made_keys(self, key: str, table: Sequence[Any]) -> list[tuple[str, str, _Strings]]:
-        """Each key of a table in its new form, the key behind which its value stands, and the
-        strings behind that key.
-        """
-        names = [str(name) for name in table]
-        hosts, behind = self._hosts_among(names), [_behind(key, name) for name in names]
-        return [
-            (self._key(name, name in hosts), after, self._strings_of(after))
-            for name, after in zip(names, behind, strict=True)
-        ]
-
-    def _hosts_among(self, names: Sequence[str]) -> set[str]:
-        knows = self._text.names.knows_host
-        sure = {name for name in names if knows(name) and name.lower() not in COMMON}
-        return set(names) if sure and all(map(knows, names)) else sure
-
-    def _table(self, key: str, table: Mapping[str, Any], *, own: bool) -> dict[str, Any]:
-        hosts = self._hosts_among([str(name) for name in table])
-        made = {}
-        for name, item in table.items():
-            name = str(name)
-            if own and (name in _SAME or (key == "checks" and name == "name")):
-                made[name] = item
-            elif name == "id" and ((own and key == "run") or key == "merged"):
-                made[name] = item  # drawn by chance: it names nobody
-            elif own and key == "hosts" and name == "key" and item:
-                parts = str(item).split(".")  # the machine, and its network
-                made[name] = ".".join(map(self._text.addresses.uuid, parts))
-            else:
-                made[self._key(name, name in hosts)] = self._any(_behind(key, name), item)
-        return made
-
-    def _key(self, name: str, is_host: bool) -> str:
-        """A key: a name, an address, a path, or a word of the format."""
-        if is_host:
-            return self._text.names.host(name)
-        if _UNLIKE_A_WORD.search(name) or name.startswith(("/", "~")):
-            return self._text.replaced(name)
-        return name
-
-    def _strings_of(self, key: str) -> _Strings:
-        if key not in self._strings:
-            self._strings[key] = _Strings(partial(self._made_string, key))
-        return self._strings[key]
-
-    def _made_string(self, key: str, value: str) -> str:
-        text = self._text
-        if not value or value == MASK:
-            return value
-        if _SECRET.search(key) or names_secret(key):
-            return MASK
-        value = masked(value)
-        if key == "command":
-            return re.sub(r"\S+", self._word_of_command, value)
-        if key in ID_KEYS:
-            return text.ids.of(value)
-        if _CONTROLLER.search(key):
-            cluster, colon, rest = value.partition(":")
-            host, end, more = rest.partition(":")
-            at = text.addresses.ip(host) or (text.names.host(host) if host else "")
-            return text.names.label(cluster) + colon + at + end + more
-        if key in LABEL_KEYS or LABEL_VARIABLES.search(key):
-            return value if value == "none" or value.isdecimal() else text.names.label(value)
-        if SERIAL_KEYS.search(key):
-            return text.serial(value)
-        if _LISTED.search(key):
-            return ",".join(map(text.names.host, slurm_hosts(value))) or MASK
-        if key in HOST_KEYS or HOST_VARIABLES.search(key):
-            named = _WITH_PORT.fullmatch(value)
-            host, port = (named[1], named[2]) if named else (value, "")
-            if is_host_name(host):
-                return text.names.host(host) + port
-        if PATH_KEYS.search(key) and _is_path(value):
-            return text.paths.path(value)
-        return self._replaced(value, is_version=bool(VERSION_KEYS.search(key)))
-
-    def _word_of_command(self, match: re.Match[str]) -> str:
-        """One word of our own command line, where a file may stand without any folder."""
-        option, equals, value = match.group().rpartition("=")
-        if "://" not in value and ("/" in value or _ENDING.fullmatch(value)):
-            return option + equals + self._text.paths.path(value)
-        return self._text.replaced(match.group())
+def _word_of_command(text: Text, match: re.Match[str]) -> str:
+    """One word of our own command line, where a file may stand without any folder."""
+    option, equals, value = match.group().rpartition("=")
+    if "://" not in value and ("/" in value or _ENDING.fullmatch(value)):
+        return option + equals + text.paths.path(value)
+    return text.replaced(match.group())
 
 
 def _is_path(value: str) -> bool:
