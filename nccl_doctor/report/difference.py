@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 
 from nccl_doctor.judge.history.difference import Difference, FindingChange
 from nccl_doctor.judge.history.figures import SHARE, Change, amount, percent
 from nccl_doctor.model.findings import Where
-from nccl_doctor.report.lines import MIN_WIDTH, Table, lay_out, to_ascii
+from nccl_doctor.report.lines import MIN_WIDTH, Table, finished, lay_out, wrapped
 from nccl_doctor.report.story import PlaceWords, explained_by
-from nccl_doctor.system.terminal import safe
 
 _MARKS = {"new": "✗", "gone": "✓", "changed": "·"}
 _NONE = "–"
@@ -35,8 +33,7 @@ def render(
     """
     width = max(width, MIN_WIDTH)
     blocks = list(_blocks(difference, places, width, verbose=verbose))
-    text = "\n\n".join("\n".join(block) for block in blocks) + "\n"
-    return to_ascii(text) if ascii else text
+    return finished(["\n\n".join("\n".join(block) for block in blocks)], ascii=ascii)
 
 
 def _blocks(
@@ -48,14 +45,14 @@ def _blocks(
     yield [
         line
         for name, about in (("before", difference.old), ("now", difference.new))
-        for line in _wrap(
+        for line in wrapped(
             f"{about['started']}  {about['verdict'].upper()}: {about['summary']}",
             width,
             f"{name:<8}",
         )
     ]
     if difference.notes:
-        yield [line for note in difference.notes for line in _wrap(note, width, "! ")]
+        yield [line for note in difference.notes for line in wrapped(note, width, "! ")]
     if difference.turns:
         turns = sorted(difference.turns, key=lambda turn: (not turn.is_worse, turn.state))
         yield ["Findings", *(line for turn in turns for line in _turn(turn, places, width))]
@@ -83,7 +80,7 @@ def _turn(turn: FindingChange, places: PlaceWords, width: int) -> Iterator[str]:
         text += f"; before: {turn.before.level.value}{f' ({was})' if was else ''}"
     if finding.explained_by:
         text += f"; {explained_by([finding])}"
-    yield from _wrap(text, width, f"  {_MARKS[turn.state] if _tells(turn) else '·'} ")
+    yield from wrapped(text, width, f"  {_MARKS[turn.state] if _tells(turn) else '·'} ")
 
 
 def _tells(turn: FindingChange) -> bool:
@@ -107,7 +104,7 @@ def _speeds(
             notes.append(f"{busy} measured on a busy machine, so not reliable (-v)")
     notes.append("two runs cannot tell a change from noise: use --baseline DIR with five or more")
     for note in notes:
-        yield from _wrap(note, width, "  · ")
+        yield from wrapped(note, width, "  · ")
 
 
 def _speed(change: Change, places: PlaceWords) -> tuple[str, ...]:
@@ -127,15 +124,4 @@ def _speed(change: Change, places: PlaceWords) -> tuple[str, ...]:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str | None]], width: int) -> list[str]:
     cells = tuple(tuple(_NONE if cell is None else cell for cell in row) for row in rows)
-    return lay_out(Table("", (), True, tuple(head), cells), width, safe)
-
-
-def _wrap(text: str, width: int, first: str) -> list[str]:
-    return textwrap.wrap(
-        safe(text),
-        width,
-        initial_indent=first,
-        subsequent_indent=" " * len(first),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return lay_out(Table("", (), True, tuple(head), cells), width)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -15,8 +14,8 @@ from nccl_doctor.model.codec import encode
 from nccl_doctor.model.findings import Figure, Layer, Scope
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.lines import MIN_WIDTH, cell_text, is_table, to_ascii
-from nccl_doctor.report.story import Checks
+from nccl_doctor.report.lines import MIN_WIDTH, cell_text, finished, is_table
+from nccl_doctor.report.story import Checks, and_more, as_long_as_it_works
 from nccl_doctor.system.terminal import safe
 
 _MOST = 8
@@ -56,8 +55,7 @@ def render(report: Report, *, width: int = 100, ascii: bool = False) -> str:
             lines.append(cut(line, width))
     if not whole:
         lines += ["", "Longer values are cut here; --json - has all of them."]
-    text = "".join(f"{line}\n" for line in lines)
-    return to_ascii(text) if ascii else text
+    return finished(lines, ascii=ascii)
 
 
 def _sections(report: Report) -> Iterator[Section]:
@@ -218,16 +216,12 @@ def render_host(report: Report, checks: Checks, *, width: int = 100, ascii: bool
     column = min(longest, _COLUMN, width // 3)
     lines = []
     for block in blocks:
-        rows = block if len(block) <= _MOST_ROWS else [*block[:_MOST_ROWS], _rest(block)]
+        more = and_more(len(block) - _MOST_ROWS)
+        rows = [*block[:_MOST_ROWS], *([("", more)] if more else [])]
         lines += [cut(f"{cut(name, column):<{column}}  {value}", width) for name, value in rows]
         lines.append("")
     lines.append("All facts: nccl-doctor env -v; as data: nccl-doctor env --json -")
-    text = "".join(f"{line.rstrip()}\n" for line in lines)
-    return to_ascii(text) if ascii else text
-
-
-def _rest(block: list[Row]) -> Row:
-    return "", f"and {len(block) - _MOST_ROWS} more"
+    return finished(map(str.rstrip, lines), ascii=ascii)
 
 
 def _blocks(report: Report, checks: list[Check]) -> Iterator[list[Row]]:
@@ -275,12 +269,8 @@ def _others() -> tuple[Layer, ...]:
 
 def _figures(check: Check, report: Report) -> list[Figure]:
     """Words that the check lists of this host, without numbers that were measured."""
-    found: list[Figure] = []
-    with suppress(Exception):  # of a plug-in, or on the facts of another version
-        for figure in check.figures(report.cluster):
-            if not figure.better and not _ID.search(figure.name):
-                found.append(figure)
-    return found
+    shown = as_long_as_it_works(lambda: check.figures(report.cluster), Figure)
+    return [each for each in shown if not each.better and not _ID.search(each.name)]
 
 
 def _folded(figures: Iterable[Figure]) -> list[Row]:

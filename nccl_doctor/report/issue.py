@@ -27,6 +27,7 @@ from nccl_doctor.report.story import (
     fix_of,
     no_checks,
     sections_of,
+    setups_of,
 )
 from nccl_doctor.system.terminal import lines, safe
 
@@ -71,10 +72,7 @@ def comment(text: str) -> str:
 
 def _fields(report: Report, checks: Checks) -> dict[str, str]:
     cluster = report.cluster
-    setup: dict[str, list[Setup]] = {}
-    for each in sections_of(report, checks):
-        if isinstance(each, Setup):
-            setup.setdefault(each.name, []).append(each)
+    setup = setups_of(sections_of(report, checks))
     software = {name: _most(setup.get(name, ())) for name in _VERSIONS}
     loaded = _most(setup.get("nccl loaded", ()))
     nccl = loaded or software["nccl"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from nccl_doctor.model.cluster import Facts
 from nccl_doctor.model.findings import Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.network import Network, Pair, network_of
-from nccl_doctor.report.story import Checks, no_checks
+from nccl_doctor.report.story import Checks, and_more, no_checks
 from nccl_doctor.system.terminal import safe
 
 MIN_WIDTH = 40
@@ -36,9 +36,22 @@ _ASCII = str.maketrans(
 )
 
 
-def to_ascii(text: str) -> str:
-    """The marks of a renderer in their ASCII form, and every other character as an escape."""
-    return text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
+def finished(lines: Iterable[str], *, ascii: bool = False) -> str:
+    """Lines as one text; in ASCII, marks of a renderer in that form, and the rest as escapes."""
+    text = "".join(f"{line}\n" for line in lines)
+    return text.translate(_ASCII).encode("ascii", "backslashreplace").decode() if ascii else text
+
+
+def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
+    """Lines of a text that is made safe, indented by `first` and `rest`; no word is broken."""
+    return textwrap.wrap(
+        safe(text),
+        width,
+        initial_indent=first,
+        subsequent_indent=rest or " " * len(first),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 class Page:
@@ -53,14 +66,7 @@ class Page:
         self, text: str, tone: str = "", *, bold: bool = False, first: str = "", rest: str = ""
     ) -> None:
         """Write a text, wrapped, in the colour of a verdict; `first` and `rest` indent it."""
-        lines = textwrap.wrap(
-            safe(text),
-            self.width,
-            initial_indent=first,
-            subsequent_indent=rest or " " * len(first),
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        lines = wrapped(text, self.width, first, rest)
         codes = [code for code in ("1" if bold else "", _COLORS.get(tone, "")) if code]
         if self._color and codes:
             lines = [f"\033[{';'.join(codes)}m{line}\033[0m" for line in lines]
@@ -80,9 +86,9 @@ class Page:
         self.gap()
         self.line(text, bold=True)
 
-    def text(self) -> str:
+    def text(self, *, ascii: bool = False) -> str:
         """All lines, each with a newline."""
-        return "".join(f"{line}\n" for line in self._lines)
+        return finished(self._lines, ascii=ascii)
 
 
 # Tables among the facts: a fact `{"columns": [...], "rows": [[...], ...]}` is shown as one.
@@ -141,13 +147,9 @@ def tables_of(report: Report) -> Iterator[Table]:
             yield Table(f"{check}: {key}", tuple(hosts), per_key[key] == 1, columns, rows)
 
 
-def lay_out(table: Table, width: int, safe: Callable[[str], str]) -> list[str]:
-    """Lines of at most `width` columns, unless there are too many columns for that.
-
-    Args:
-        table: what to lay out; long cells are broken over several lines.
-        width: columns of the terminal.
-        safe: what makes text from elsewhere fit for a terminal.
+def lay_out(table: Table, width: int) -> list[str]:
+    """Lines of at most `width` columns, unless there are too many columns for that: long cells are
+    broken over several lines.
     """
     from tabulate import tabulate
 
@@ -163,8 +165,7 @@ def lay_out(table: Table, width: int, safe: Callable[[str], str]) -> list[str]:
     ]
     text = tabulate(wrapped[1:], wrapped[0], "simple", disable_numparse=True)
     lines = [line.rstrip() for line in text.split("\n")]
-    more = len(table.rows) - len(rows)
-    return [*lines, *([f"and {more} more"] if more > 0 else [])]
+    return [*lines, *filter(None, [and_more(len(table.rows) - len(rows))])]
 
 
 def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
@@ -223,16 +224,9 @@ _LABEL = (8, 24)
 _INDENT = "  "
 
 
-def lay_out_links(
-    report: Report, width: int, safe: Callable[[str], str], checks: Checks = no_checks
-) -> list[str]:
-    """Lines of at most `width` columns; none where no link is blamed, or where it does not fit.
-
-    Args:
-        report: whose unexplained failures and warnings may name links.
-        width: columns of the terminal.
-        safe: what makes text from elsewhere fit for a terminal.
-        checks: asked what they measured, where there is a matrix.
+def lay_out_links(report: Report, width: int, checks: Checks = no_checks) -> list[str]:
+    """Lines of at most `width` columns; none where no unexplained failure or warning names a link,
+    or where it does not fit. `checks` are asked what they measured, where there is a matrix.
     """
     open_codes = {
         finding.code: finding.level

@@ -6,7 +6,6 @@ Each page is Markdown that reads as well in a terminal. Pure functions of what t
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from nccl_doctor import registry
@@ -14,6 +13,7 @@ from nccl_doctor.model.check import Check
 from nccl_doctor.model.findings import Effect, Kind, Scope
 from nccl_doctor.model.fixes import Fix, On
 from nccl_doctor.registry import Registry
+from nccl_doctor.report.lines import wrapped
 from nccl_doctor.report.story import recipe_for
 
 _WIDTH = 100
@@ -136,7 +136,7 @@ def _heading(name: str, line: str = "=") -> list[str]:
 
 def _bullets(items: Iterator[str]) -> Iterator[str]:
     for item in items:
-        yield from _wrapped(item, "    - ", "      ")
+        yield from wrapped(item, _WIDTH, "    - ")
 
 
 def _fix(fix: str) -> Iterator[str]:
@@ -160,15 +160,4 @@ def _fix(fix: str) -> Iterator[str]:
 
 
 def _paragraph(text: str) -> list[str]:
-    return _wrapped(shown(text), "", "")
-
-
-def _wrapped(text: str, first: str, rest: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return wrapped(shown(text), _WIDTH)

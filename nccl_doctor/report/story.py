@@ -8,8 +8,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.resources import files
 from itertools import groupby
+from typing import TypeVar
 
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster, Host, Rank
@@ -21,6 +23,8 @@ from nccl_doctor.model.sections import HostLink, Section, Setup
 from nccl_doctor.system.terminal import lines, safe
 from nccl_doctor.toolkit.hosts import is_namesake
 from nccl_doctor.toolkit.slurm import host_ranges
+
+T = TypeVar("T")
 
 _MOST_NAMES = 8
 """Checks whose names are written out; a host that is absent blocks most of them."""
@@ -509,17 +513,29 @@ def no_checks() -> tuple[Check, ...]:
     return ()
 
 
-def sections_of(report: Report, checks: Checks) -> list[Section]:
-    """Sections that each check shows of this report's facts.
-
-    A check that breaks, as on the facts of another version, loses nothing that it showed before,
-    and costs the others nothing.
+def as_long_as_it_works(show: Callable[[], Iterable[T]], *what: type) -> Iterator[T]:
+    """All of these types that a check shows; one that breaks, as on the facts of another version,
+    loses nothing that it showed before, and costs the others nothing.
     """
-    found: list[Section] = []
-    for check in checks():
-        with suppress(Exception):  # of a plug-in, or on the facts of another version
-            for section in check.sections(report.cluster):
-                found.append(section)
+    with suppress(Exception):
+        yield from (each for each in show() if isinstance(each, what))
+
+
+def sections_of(report: Report, checks: Checks) -> list[Section]:
+    """Sections that each check shows of this report's facts."""
+    return [
+        section
+        for check in checks()
+        for section in as_long_as_it_works(partial(check.sections, report.cluster), HostLink, Setup)
+    ]
+
+
+def setups_of(sections: Iterable[Section]) -> dict[str, list[Setup]]:
+    """The set-ups among the sections, by name."""
+    found: dict[str, list[Setup]] = defaultdict(list)
+    for each in sections:
+        if isinstance(each, Setup):
+            found[each.name].append(each)
     return found
 
 
@@ -541,10 +557,7 @@ def healthy_summary(report: Report, checks: Checks) -> list[tuple[str, str]]:
     if len(report.cluster.ranks) > MOST_RANKS:
         return []
     sections = sections_of(report, checks)
-    setups: dict[str, list[Setup]] = defaultdict(list)
-    for each in sections:
-        if isinstance(each, Setup):
-            setups[each.name].append(each)
+    setups = setups_of(sections)
     areas = (
         ("software", _software(setups)),
         ("GPUs", _texts(each for each in setups["gpus"] if each.value != "none")),
@@ -561,10 +574,9 @@ def values(report: Report, checks: Checks) -> list[tuple[str, str]]:
     if len(report.cluster.ranks) > MOST_RANKS:
         return []
     for check in checks():
-        with suppress(Exception):  # of a plug-in, or on the facts of another version
-            for figure in check.figures(report.cluster):
-                if figure.value is not None:
-                    found[check.name, figure.name, figure.unit].append(figure)
+        for figure in as_long_as_it_works(partial(check.figures, report.cluster), Figure):
+            if figure.value is not None:
+                found[check.name, figure.name, figure.unit].append(figure)
     return [(name, _value(figures, unit)) for (_, name, unit), figures in found.items()]
 
 
@@ -630,8 +642,8 @@ def _range(numbers: Iterable[float], say: Callable[[float], str]) -> str:
 def _some(texts: Iterable[str]) -> str:
     """The texts, each once, the most frequent first; of many, the number of the others."""
     ordered = [text for text, _ in Counter(texts).most_common()]
-    more = len(ordered) - _MOST_WORDS
-    return ", ".join(ordered[:_MOST_WORDS]) + (f" and {more} more" if more > 0 else "")
+    more = and_more(len(ordered) - _MOST_WORDS)
+    return ", ".join(ordered[:_MOST_WORDS]) + (more and f" {more}")
 
 
 # The same fix for each tool: texts in `recipes/`, which `explain` prints with a code.

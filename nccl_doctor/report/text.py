@@ -8,7 +8,7 @@ from typing import Any
 
 from nccl_doctor.model.findings import CheckResult, Effect, Status, numbered
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.lines import LEGEND, Page, lay_out_links, to_ascii
+from nccl_doctor.report.lines import LEGEND, Page, lay_out_links
 from nccl_doctor.report.next_step import next_steps
 from nccl_doctor.report.story import (
     MOST_RANGES,
@@ -94,7 +94,7 @@ class TextReport:
             if self.verbose > 1:
                 _table(page, report)
             page.gap()
-        return self._shown(page)
+        return page.text(ascii=self.ascii)
 
     def end(self, report: Report) -> str:
         """Numbers, the exit code of `report`, which is the same but for that, and the next step."""
@@ -106,10 +106,7 @@ class TextReport:
                 page.line(baseline, first="baseline: ", rest="  ")
             for step in next_steps(report, every_check=self.verbose > 1):
                 page.raw([safe(step)])  # a command is never wrapped
-        return self._shown(page)
-
-    def _shown(self, page: Page) -> str:
-        return to_ascii(page.text()) if self.ascii else page.text()
+        return page.text(ascii=self.ascii)
 
 
 def _cause(page: Page, block: KindBlock, quiet: bool) -> None:
@@ -142,7 +139,7 @@ def _some_of(message: str) -> str:
 
 
 def _links(page: Page, report: Report, checks: Checks) -> None:
-    lines = lay_out_links(report, page.width, safe, checks)
+    lines = lay_out_links(report, page.width, checks)
     if lines:
         page.heading("Links between hosts")
         page.line(LEGEND, first="  ")
@@ -252,7 +249,7 @@ def _facts(page: Page, report: Report) -> None:
         for table in tables[:_MOST_TABLES]:
             on_hosts = "" if table.whole else f" on {', '.join(some(table.hosts))}"
             page.heading(f"{table.title}{on_hosts}")
-            page.raw(lay_out(table, page.width, safe))
+            page.raw(lay_out(table, page.width))
         if (more := len(tables) - _MOST_TABLES) > 0:
             page.line(f"and {more} other tables of {title} (all of them in --json)")
 

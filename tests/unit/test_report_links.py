@@ -10,7 +10,6 @@ from nccl_doctor.api import Finding, Where
 from nccl_doctor.registry import installed
 from nccl_doctor.report import text
 from nccl_doctor.report.lines import lay_out_links
-from nccl_doctor.system.terminal import safe
 from tests.support.clusters import make_cluster
 from tests.support.pages import NOTE, PORT, SLOW, broken, measured, report_of
 from tests.support.rows import each_row
@@ -19,7 +18,7 @@ ONE = Finding(PORT, "shut", Where(links=(("nd1", "nd2"),)))
 
 
 def matrix(report, width: int = 80) -> list[str]:
-    return lay_out_links(report, width, safe, installed)
+    return lay_out_links(report, width, installed)
 
 
 def test_where_a_link_is_blamed():

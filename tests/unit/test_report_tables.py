@@ -84,7 +84,7 @@ def test_the_facts_of_a_host_have_a_line_per_row() -> None:
 def test_words_are_broken_only_where_there_is_no_room() -> None:
     rows = [["one", "a sentence of several words that needs room", "/a/path/in/one/word"]]
     found = Table("t", (), True, ("k", "words", "path"), tuple(tuple(row) for row in rows))
-    out = "\n".join(lay_out(found, 50, str))
+    out = "\n".join(lay_out(found, 50))
     assert "/a/path/in/one/word" in out
     assert max(map(len, out.splitlines())) <= 50
-    assert "/a/path/in/one/word" not in "\n".join(lay_out(found, 30, str))
+    assert "/a/path/in/one/word" not in "\n".join(lay_out(found, 30))

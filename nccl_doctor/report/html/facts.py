@@ -16,7 +16,7 @@ from nccl_doctor.model.findings import CheckResult, numbered
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.html.markup import Html, element, fold, table, together
 from nccl_doctor.report.lines import cell_text, is_table
-from nccl_doctor.report.story import MOST_RANGES
+from nccl_doctor.report.story import MOST_RANGES, and_more
 
 # Every outcome of a report with its place, whatever the checks are: read as it comes.
 
@@ -123,8 +123,8 @@ def who(places: list[ParticipantEnd]) -> str:
     if ranks:
         return ranks_in_words(ranks)
     names = list(dict.fromkeys(seen.host for seen in places))
-    more = len(names) - _MOST
-    return ", ".join(names[:_MOST]) + (f" and {more} more" if more > 0 else "")
+    more = and_more(len(names) - _MOST)
+    return ", ".join(names[:_MOST]) + (more and f" {more}")
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
@@ -259,9 +259,8 @@ def _round(name: str, seen: Sequence[ParticipantEnd], worth: _Worth) -> Html:
         alike.setdefault(worth.identity(each), []).append(each)
     shown = worth.first(alike.values())
     parts = [_outcome(same) for same in shown]
-    if len(alike) > len(shown):
-        left = len(alike) - len(shown)
-        parts.append(element("p", f"and {left} more that differ (see the JSON report)"))
+    if more := and_more(len(alike) - len(shown)):
+        parts.append(element("p", f"{more} that differ (see the JSON report)"))
     if name == ALONE:
         return together(*parts)
     return together(element("h3", f"round {name}"), *parts)
@@ -309,8 +308,8 @@ def _launch(report: Report) -> Iterator[Html]:
             shared_items = [item for item in items if not _OF_RANK.search(item[0])]
             who_has_it = ranks_in_words([number for number, _ in same])
             parts.append(fold(who_has_it, _rows(items if len(same) == 1 else shared_items)))
-        if len(alike) > _MOST_DIFFERENT:
-            parts.append(element("p", f"and {len(alike) - _MOST_DIFFERENT} more that differ"))
+        if more := and_more(len(alike) - _MOST_DIFFERENT):
+            parts.append(element("p", f"{more} that differ"))
         if parts:
             differing = f" ({len(alike)} different)" if len(alike) > 1 else ""
             yield fold(f"{title}{differing}", *parts)
@@ -330,11 +329,11 @@ def _seats(ranks: Sequence[Rank]) -> Html:
         for rank in ranks[:_MOST_RANKS]
     )
     cells = (["–" if cell is None else _text(cell) for cell in row] for row in rows)
-    more = len(ranks) - _MOST_RANKS
+    more = and_more(len(ranks) - _MOST_RANKS)
     return fold(
         f"Ranks ({len(ranks)})",
         table(("rank", "host", "node", "local rank", "pid", "device"), cells),
-        element("p", f"and {more} more (see the JSON report)") if more > 0 else None,
+        element("p", f"{more} (see the JSON report)") if more else None,
     )
 
 
@@ -348,9 +347,8 @@ def _rows(items: Iterable[tuple[Any, Any]], depth: int = 0) -> Html:
     parts: list[Html] = []
     for name, value in every[:_MOST_ITEMS]:
         parts += item(name, value, depth)
-    if len(every) > _MOST_ITEMS:
-        parts.append(element("dt", "…"))
-        parts.append(element("dd", f"and {len(every) - _MOST_ITEMS} more (see the JSON report)"))
+    if more := and_more(len(every) - _MOST_ITEMS):
+        parts += [element("dt", "…"), element("dd", f"{more} (see the JSON report)")]
     return element("dl", *parts)
 
 

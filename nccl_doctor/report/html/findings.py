@@ -10,7 +10,6 @@ from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Host, Rank
 from nccl_doctor.model.findings import CheckResult, Finding, Status
 from nccl_doctor.model.report import Report
-from nccl_doctor.model.sections import Setup
 from nccl_doctor.report.html.facts import ParticipantEnd, in_order, item, number, outcomes_of, who
 from nccl_doctor.report.html.markup import Html, element, fold, table, together
 from nccl_doctor.report.manual import check_page, kind_page
@@ -19,9 +18,11 @@ from nccl_doctor.report.story import (
     FindingBlock,
     KindBlock,
     Story,
+    and_more,
     checks_in_words,
     explained_by,
     sections_of,
+    setups_of,
     some,
 )
 
@@ -84,8 +85,8 @@ def groups_section(report: Report) -> Html | None:
         title = f"{check}: {count} group{'' if count == 1 else 's'}, " + (
             f"{bad} bad" if bad else "none bad"
         )
-        more = len(rows) - _MOST_GROUPS
-        rest = element("p", f"and {more} more lines") if more > 0 else None
+        more = and_more(len(rows) - _MOST_GROUPS)
+        rest = element("p", f"{more} lines") if more else None
         parts.append(fold(title, table(_HEAD, rows[:_MOST_GROUPS]), rest, is_open=bool(bad)))
     return element("section", element("h2", "Groups"), *parts, id="groups") if parts else None
 
@@ -225,12 +226,12 @@ def _named(shown: Iterable[tuple[str, object]]) -> list[Html]:
 
 def _setup(report: Report, checks: Checks) -> Iterator[tuple[str, str]]:
     """Versions and GPUs; where hosts differ, each value with its number of hosts."""
-    hosts: dict[str, dict[str, set[int]]] = {}
-    for each in sections_of(report, checks):
-        if isinstance(each, Setup) and each.name in _SETUP and isinstance(each.value, str):
-            hosts.setdefault(each.name, {}).setdefault(each.value, set()).add(each.host)
+    setups = setups_of(sections_of(report, checks))
     for name, words in _SETUP.items():
-        values = hosts.get(name, {})
+        values: dict[str, set[int]] = {}
+        for each in setups[name]:
+            if isinstance(each.value, str):
+                values.setdefault(each.value, set()).add(each.host)
         shown = [
             f"{value} ({len(where)} host{'s' if len(where) > 1 else ''})"
             for value, where in values.items()
