@@ -31,11 +31,11 @@ def fixes(file: str, host: str | None) -> None:
     Each step stands below its finding, and above the command that takes it back. Without --host,
     every host that runs the script does only what is meant for it. FILE may be - for stdin.
     """
+    from nccl_doctor.model.fixes import StepHosts
     from nccl_doctor.report.script import render
-    from nccl_doctor.report.story import Steps
 
     saved = read_to_print(file)
-    known = Steps(saved).hosts
+    known = StepHosts(saved.cluster).every
     if host is not None and host not in known:
         names = ", ".join(known[:_SHOWN]) + (", …" if len(known) > _SHOWN else "")
         raise click.UsageError(safe(f"--host {host}: no such host in {file}: {names}"))

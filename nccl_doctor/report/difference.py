@@ -8,7 +8,7 @@ from nccl_doctor.judge.history.difference import Difference, FindingChange
 from nccl_doctor.judge.history.figures import SHARE, Change, amount, percent
 from nccl_doctor.model.findings import Where
 from nccl_doctor.report.lines import MIN_WIDTH, Table, finished, lay_out, wrapped
-from nccl_doctor.report.story import PlaceWords, explained_by
+from nccl_doctor.report.story import FindingBlock, PlaceWords, explained_by
 
 _MARKS = {"new": "✗", "gone": "✓", "changed": "·"}
 _NONE = "–"
@@ -72,9 +72,8 @@ def _blocks(
 
 def _turn(turn: FindingChange, places: PlaceWords, width: int) -> Iterator[str]:
     finding = turn.finding
-    where = places.say(finding.where)
-    at = f" ({where})" if where else ""
-    text = f"{turn.state}: {finding.level.value} {finding.code}{at}: {finding.message}"
+    head = FindingBlock(finding, places.say(finding.where)).head
+    text = f"{turn.state}: {finding.level.value} {head}: {finding.message}"
     if turn.before is not None and turn.now is not None:
         was = places.say(turn.before.where)
         text += f"; before: {turn.before.level.value}{f' ({was})' if was else ''}"

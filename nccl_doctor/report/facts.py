@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from nccl_doctor.model.check import Check
-from nccl_doctor.model.cluster import ALONE, Facts, OutcomeStatus, Rank
+from nccl_doctor.model.cluster import ALONE, Facts, OutcomeStatus
 from nccl_doctor.model.codec import encode
 from nccl_doctor.model.findings import Figure, Layer, Scope
 from nccl_doctor.model.launch import Launch
@@ -189,6 +189,7 @@ _ORDER = (
     (Layer.ENV,),
 )
 """Layers whose figures stand together, in the order of the screen; the rest comes last."""
+_OTHERS = tuple(layer for layer in Layer if all(layer not in layers for layers in _ORDER))
 _MOST_ROWS = 16
 """Rows of one block."""
 _COLUMN = 28
@@ -226,10 +227,11 @@ def render_host(report: Report, checks: Checks, *, width: int = 100, ascii: bool
 
 def _blocks(report: Report, checks: list[Check]) -> Iterator[list[Row]]:
     rank = next(iter(report.cluster.ranks), None)
-    yield _host(report, rank)
+    launch = encode(rank.launch) if rank and rank.launch else {}
+    yield [*_host(report), *launch_rows(launch)]
     env = {} if rank is None else dict(rank.env)
-    told = {*_told_by_launch(rank)} if rank else set()
-    for layers in (*_ORDER, _others()):
+    told = set(map(str, launch.get("sources", {}).values()))  # by the rows of the launch record
+    for layers in (*_ORDER, _OTHERS):
         # What is of a rank, such as versions, before the list of what the host has.
         here = sorted(
             (check for check in checks if check.layer in layers),
@@ -247,24 +249,10 @@ def _blocks(report: Report, checks: list[Check]) -> Iterator[list[Row]]:
         yield [*rows, *([("not here", ", ".join(missing))] if missing else [])]
 
 
-def _host(report: Report, rank: Rank | None) -> list[Row]:
-    rows: list[Row] = []
+def _host(report: Report) -> Iterator[Row]:
     for host in report.cluster.hosts[:1]:
-        rows.append(("host", text_of(host.label)))
-        rows.append(("addresses", ", ".join(map(text_of, host.addresses)) or "none"))
-    launch = encode(rank.launch) if rank and rank.launch else {}
-    return [*rows, *launch_rows(launch)]
-
-
-def _told_by_launch(rank: Rank) -> Iterable[str]:
-    """Variables that the rows of the launch record name."""
-    launch = encode(rank.launch) if rank.launch else {}
-    return (str(source) for source in launch.get("sources", {}).values())
-
-
-def _others() -> tuple[Layer, ...]:
-    named = {layer for layers in _ORDER for layer in layers}
-    return tuple(layer for layer in Layer if layer not in named)
+        yield "host", text_of(host.label)
+        yield "addresses", ", ".join(map(text_of, host.addresses)) or "none"
 
 
 def _figures(check: Check, report: Report) -> list[Figure]:

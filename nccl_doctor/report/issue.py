@@ -18,7 +18,7 @@ from nccl_doctor.model.cluster import Cluster, Evidence, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.model.sections import Setup
-from nccl_doctor.report.formats.markdown import code, prose
+from nccl_doctor.report.formats.markdown import code, fence_of, prose
 from nccl_doctor.report.story import (
     MOST_PLACES,
     Checks,
@@ -217,9 +217,7 @@ def _config(cluster: Cluster) -> str:
 def _block(text: str) -> str:
     """A code block that its own text cannot end."""
     clean = "\n".join(lines(line) for line in text.splitlines()[-_LOG_LINES:])
-    fence = "```"
-    while fence in clean:
-        fence += "`"
+    fence = fence_of(clean, 3)
     return f"{fence}text\n{clean}\n{fence}"
 
 

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.model.cluster import Facts
 from nccl_doctor.model.findings import Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.network import Network, Pair, network_of
-from nccl_doctor.report.story import Checks, and_more, no_checks
+from nccl_doctor.report.story import Checks, and_more, no_checks, outcomes
 from nccl_doctor.system.terminal import safe
 
 MIN_WIDTH = 40
@@ -131,13 +130,11 @@ def is_table(value: Any) -> bool:
 def tables_of(report: Report) -> Iterator[Table]:
     """Every table of a report, in the order of its checks; one that hosts share comes once."""
     found: dict[str, dict[Any, list[str]]] = {}
-    places = [(host.label, host.facts) for host in report.cluster.hosts]
-    places += [(rank.host.label, rank.facts) for rank in report.cluster.ranks]
-    for name, facts in places:
-        for check, key, table in _of_facts(facts):
-            same = found.setdefault(check, {}).setdefault((key, *_frozen(table)), [])
-            if name not in same:
-                same.append(name)
+    for name, _, check, _, outcome in outcomes(report):
+        for key, value in outcome.facts.items():
+            if is_table(value):
+                same = found.setdefault(check, {}).setdefault((str(key), *_frozen(value)), [])
+                same += [] if name in same else [name]
     order = {check.name: i for i, check in enumerate(report.checks)}
     for check in sorted(found, key=lambda each: (order.get(each, len(order)), each)):
         per_key: dict[str, int] = {}
@@ -188,14 +185,6 @@ def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
 
 def _longest(texts: Sequence[str]) -> int:
     return max(map(len, texts), default=0)
-
-
-def _of_facts(facts: Facts) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    for check, rounds in facts.items():
-        for outcome in rounds.values():
-            for key, value in outcome.facts.items():
-                if is_table(value):
-                    yield check, str(key), value
 
 
 def _frozen(table: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:

@@ -8,7 +8,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -185,19 +185,6 @@ def save(report: Report, form: str, path: str, checks: Checks = no_checks) -> No
         write_whole(path, rendered)
 
 
-@dataclass(frozen=True)
-class Covered:
-    """Report with pseudonyms, if `--redact` is given, and lines for stderr with the same
-    pseudonyms.
-
-    `problem` says why nobody will know what the pseudonyms stand for, where that is so.
-    """
-
-    report: Report
-    said: tuple[str, ...] = ()
-    problem: str = ""
-
-
 def covered(
     report: Report,
     options: Options,
@@ -205,8 +192,9 @@ def covered(
     *,
     made_of: str = "-",
     said: Sequence[str] = (),
-) -> Covered:
-    """The report as it may be seen: with pseudonyms, where that was asked for.
+) -> tuple[Report, Sequence[str], str]:
+    """The report as it may be seen, with pseudonyms where that was asked for; what is `said` beside
+    it, with the same; and why nobody will know what they stand for, where that is so.
 
     Their private map is written beside the first file of `outputs`, or beside the file that the
     report was `made_of`; where there is neither, stderr says that nobody keeps it.
@@ -216,24 +204,23 @@ def covered(
         ValueError: the key file holds no key.
     """
     if not options.redact:
-        return Covered(report, tuple(said))
+        return report, said, ""
     from nccl_doctor.report.redaction.cover import MAP, Cover, map_beside
 
     path = map_beside(outputs) or (None if made_of == "-" else f"{made_of}{MAP}")
     cover = Cover(path, options.redact_key, folder=options.output_dir)
-    redacted = cover.of_report(report)
+    redacted, problem = cover.of_report(report), ""
     if said:
         text = cover.text_of(report)
-        said = tuple(map(text.replaced, said))
+        said = [text.replaced(words) for words in said]
         cover.keep(text.book)
     if path is None and not report.redacted:
         complain("the map of the pseudonyms is not saved: no output file is given (--json)")
     try:
         cover.write()
     except OSError as error:
-        words = f"the map of the pseudonyms was not written: {path}: {error.strerror or error}"
-        return Covered(redacted, tuple(said), words)
-    return Covered(redacted, tuple(said))
+        problem = f"the map of the pseudonyms was not written: {path}: {error.strerror or error}"
+    return redacted, said, problem
 
 
 def code_of(report: Report, options: Options, code: int) -> int:
@@ -309,13 +296,13 @@ def give(
     Returns: the exit code, in the words of the exit profile.
     """
     try:
-        seen = covered(report, options, outputs, made_of=made_of, said=said)
+        seen, said, unmapped = covered(report, options, outputs, made_of=made_of, said=said)
     except (OSError, ValueError) as error:
         verdict = report.verdict.upper()
         complain(f"{verdict}; the report could not be redacted, so it is not shown: {error}")
         return code_of(report, options, max(code, 3))
-    report = seen.report
-    for words in filter(None, (seen.problem, *seen.said)):
+    report = seen
+    for words in filter(None, (unmapped, *said)):
         complain(words)
     stream = sys.stderr if aside else None if _take_stdout(outputs) else sys.stdout
     printer = Printer(options, stream, checks)
@@ -323,7 +310,7 @@ def give(
     problems: dict[str, str] = {}
 
     def left() -> Report:
-        return _as_left(report, code, lost=bool(seen.problem or unprinted or problems))
+        return _as_left(report, code, lost=bool(unmapped or unprinted or problems))
 
     saved = report
     # Last what somebody reads meanwhile; of the files, JSON, which says how the others went.
@@ -338,12 +325,15 @@ def give(
                 if path == "-"
                 else f"the report was not saved: {path}: {problems[form]}"
             )
-    ended = max(code, 3) if seen.problem or unprinted or problems else code
+    ended = max(code, 3) if unmapped or unprinted or problems else code
     if not unprinted:
         last = left()
-        unprinted = _tried(
-            report, lambda: _end(printer, last, options, outputs, ended, aside=aside)
-        )
+
+        def finish() -> None:
+            printer.end(last, ended)
+            annotate(last, options, outputs, aside=aside)
+
+        unprinted = _tried(report, finish)
         ended = max(ended, 3) if unprinted else ended
     differs = "json" in outputs and left().exit_code != saved.exit_code
     if differs and "json" not in problems and _is_plain_file(outputs["json"]):
@@ -354,19 +344,6 @@ def give(
 def _is_read_now(path: str) -> bool:
     """True for a stream, whose reader may stand still."""
     return path in _STDOUT or path.startswith(("/dev/", "/proc/"))
-
-
-def _end(
-    printer: Printer,
-    report: Report,
-    options: Options,
-    outputs: Mapping[str, str],
-    code: int,
-    *,
-    aside: bool,
-) -> None:
-    printer.end(report, code)
-    annotate(report, options, outputs, aside=aside)
 
 
 def _tried(report: Report, print_it: Callable[[], None]) -> bool:

@@ -75,18 +75,20 @@ def _body(
         fix = fix_of(finding)
         if not isinstance(fix, Fix):
             continue
-        own = steps.of_host(fix, finding.where, host)
+        own = _typed_on(host, steps, fix, finding)
         if own:
             yield ""
             yield from _what(places, finding)
             for step in own:
                 yield from _step(step)
             for other in fix.alternatives:
-                instead: list[str] = [
-                    step.command for step in steps.of_host(other, finding.where, host)
-                ]
+                instead: list[str] = [s.command for s in _typed_on(host, steps, other, finding)]
                 for line in instead or ([] if other.steps else [other]):
                     yield f"# or: {safe(line)}"
+
+
+def _typed_on(host: str, steps: Steps, fix: Fix, finding: Finding) -> list[Step]:
+    return [step for step in fix.steps if steps.hosts.has(step, finding.where, host)]
 
 
 def _step(step: Step) -> Iterator[str]:
@@ -106,8 +108,8 @@ class _Whole:
 
     def __init__(self, steps: Steps, places: PlaceWords) -> None:
         self._steps, self._places = steps, places
-        self._every = set(steps.hosts)
-        self._place = {name: at for at, name in enumerate(steps.hosts)}
+        self._every = set(steps.hosts.every)
+        self._place = {name: at for at, name in enumerate(steps.hosts.every)}
         self._said: set[str] = set()
         """Commands that every host has been told."""
 
@@ -118,7 +120,7 @@ class _Whole:
             return
         yield ""
         yield _HERE
-        yield f"{_pattern(self._steps.hosts)})"
+        yield f"{_pattern(self._steps.hosts.every)})"
         yield from parts
         yield from ("", ":", ";;", "esac")
 
@@ -138,7 +140,7 @@ class _Whole:
         found: list[list[tuple[frozenset[str], Step]]] = []
         seen: set[str] = set()
         for step in fix.steps:
-            hosts = self._every.intersection(self._steps.hosts_of(step, finding.where))
+            hosts = self._every.intersection(self._steps.hosts.of(step, finding.where))
             if not hosts:
                 continue
             if found and (hosts == found[-1][-1][0] or seen.isdisjoint(hosts)):
@@ -174,7 +176,7 @@ class _Whole:
         if not way.steps:
             yield f"# or: {safe(way)}"
         for step in way.steps:
-            hosts = self._every.intersection(self._steps.hosts_of(step, finding.where))
+            hosts = self._every.intersection(self._steps.hosts.of(step, finding.where))
             if hosts:
                 yield f"# or {self._steps.on(self._in_order(hosts))}: {safe(step.command)}"
 

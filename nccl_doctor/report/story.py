@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import TypeVar
 
 from nccl_doctor.model.check import Check
-from nccl_doctor.model.cluster import Cluster, Host, Rank
+from nccl_doctor.model.cluster import Cluster, Facts, Host, Outcome, Rank
 from nccl_doctor.model.commands import Command
 from nccl_doctor.model.findings import Figure, Finding, Kind, Severity, Status, Where, numbered
 from nccl_doctor.model.fixes import Fix, Step, StepHosts
@@ -209,7 +209,7 @@ class Steps:
     """Fixes of a report's findings."""
 
     def __init__(self, report: Report) -> None:
-        self._hosts = StepHosts(report.cluster)
+        self.hosts = StepHosts(report.cluster)
         self._full = full_names(report.cluster)
 
     def blocks(self, findings: Sequence[Finding], most: int) -> list[Block]:
@@ -225,25 +225,12 @@ class Steps:
                 shared.setdefault(_commands(fix), []).append((fix, finding.where))
         return [block for fixes in shared.values() for block in self._of(fixes)]
 
-    def of_host(self, fix: Fix, where: Where, host: str) -> list[Step]:
-        """Steps of a fix that are typed on one host."""
-        return [step for step in fix.steps if self._hosts.has(step, where, host)]
-
-    def hosts_of(self, step: Step, where: Where) -> tuple[str, ...]:
-        """Hosts on which a step of a finding at that place is typed."""
-        return self._hosts.of(step, where)
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """Labels of all hosts."""
-        return self._hosts.every
-
     def on(self, names: Sequence[str]) -> str:
         """Hosts in words: `on ux2`, `on every host but ux0`."""
         given = set(names)
-        if len(self._hosts.every) - len(given) >= _FEW:
+        if len(self.hosts.every) - len(given) >= _FEW:
             return f"on {self._named(names)}"
-        left = [name for name in self._hosts.every if name not in given]
+        left = [name for name in self.hosts.every if name not in given]
         if len(names) > 1 and not left:
             return "on every host"
         if 0 < len(left) < min(_FEW, len(names)) and len(names) > _FEW:
@@ -255,17 +242,12 @@ class Steps:
 
     def _of(self, fixes: Sequence[tuple[Fix, Where]]) -> Iterator[Block]:
         """One block for a way, of fixes with the same commands."""
-        first = fixes[0][0]
-        if first.steps:
-            yield Block(lines=_some_lines(self._lines(fixes, "")))
-        else:
-            yield Block(prose=str(first))
-        for i, other in enumerate(first.alternatives):
-            same = [(fix.alternatives[i], where) for fix, where in fixes]
-            if other.steps:
-                yield Block(lines=_some_lines(self._lines(same, "or ")))
+        for i, way in enumerate((fixes[0][0], *fixes[0][0].alternatives)):
+            same = [((fix, *fix.alternatives)[i], where) for fix, where in fixes]
+            if way.steps:
+                yield Block(lines=_some_lines(self._lines(same, "or " if i else "")))
             else:
-                yield Block(prose=f"or: {other}")
+                yield Block(prose=f"or: {way}" if i else str(way))
 
     def _lines(self, fixes: Sequence[tuple[Fix, Where]], before: str) -> Iterator[str]:
         head = ""
@@ -275,7 +257,7 @@ class Steps:
                 name
                 for fix, where in fixes
                 for i in alike
-                for name in self._hosts.of(fix.steps[i], where)
+                for name in self.hosts.of(fix.steps[i], where)
             )
             above = f"# {before}{self.on(tuple(names))}{_more(step)}"
             if above != head:
@@ -448,6 +430,18 @@ class Story:
 def fix_of(finding: Finding) -> str:
     """The fix of a finding, or else that of its kind."""
     return finding.fix or finding.kind.fix
+
+
+def outcomes(report: Report) -> Iterator[tuple[str, Rank | None, str, str, Outcome]]:
+    """Every outcome, of hosts and then of ranks: label of the host, rank, check, round, outcome."""
+    places: list[tuple[str, Rank | None, Facts]] = [
+        *((host.label, None, host.facts) for host in report.cluster.hosts),
+        *((rank.host.label, rank, rank.facts) for rank in report.cluster.ranks),
+    ]
+    for label, rank, facts in places:
+        for check, rounds in facts.items():
+            for name, outcome in rounds.items():
+                yield label, rank, check, name, outcome
 
 
 def counts(report: Report) -> str:

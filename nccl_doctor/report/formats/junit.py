@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from xml.etree import ElementTree
 
-from nccl_doctor.model.cluster import Facts, OutcomeStatus
+from nccl_doctor.model.cluster import OutcomeStatus
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.story import Story, and_more, explained_by, shortened, some
+from nccl_doctor.report.story import Story, and_more, explained_by, outcomes, shortened, some
 from nccl_doctor.system.terminal import safe
 
 _LONGEST_NAME = 200
@@ -258,18 +258,14 @@ class _Ground:
     def __init__(self, report: Report) -> None:
         self.story = Story(report)
         self._of_rank: dict[str, list[str]] = defaultdict(list)
-        self._gaps: set[tuple[str, str]] = set()
-        for host in report.cluster.hosts:
-            self._look(host.label, host.facts)
+        self._gaps = {
+            (check, host)
+            for host, _, check, _, outcome in outcomes(report)
+            if outcome.status not in _GOOD
+        }
         for rank in report.cluster.ranks:
             unit = f"seat {rank.seat}" if rank.rank is None else str(rank.rank)
             self._of_rank[unit].append(rank.host.label)
-            self._look(rank.host.label, rank.facts)
-
-    def _look(self, name: str, facts: Facts) -> None:
-        for check, rounds in facts.items():
-            if any(outcome.status not in _GOOD for outcome in rounds.values()):
-                self._gaps.add((check, name))
 
     def cases(self, check: CheckResult, findings: Iterable[Finding]) -> dict[str, list[Finding]]:
         """Place → what the check found there: every host that it examined, then other places."""

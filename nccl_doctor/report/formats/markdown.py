@@ -63,17 +63,18 @@ def prose(text: str) -> str:
 def code(text: str) -> str:
     """A code span, whatever back-ticks the text holds."""
     words = safe(text)[:_LONGEST] or " "
-    fence = _fence(words, 1)
+    fence = fence_of(words, 1)
     edge = " " if words[0] == "`" or words[-1] == "`" else ""
     return f"{fence}{edge}{words}{edge}{fence}"
 
 
-def _fence(words: str, least: int) -> str:
+def fence_of(words: str, least: int) -> str:
+    """Back-ticks that no text ends which they enclose."""
     return "`" * max(least, 1 + max(map(len, re.findall("`+", words)), default=0))
 
 
 def _block(block: Block) -> str:
-    fence = _fence(block.text, 3)
+    fence = fence_of(block.text, 3)
     rows = [f"  {line[:_LONGEST]}\n" for line in block.text.split("\n")]
     return f"  {fence}{'bash' if block.lines else 'text'}\n{''.join(rows)}  {fence}\n"
 

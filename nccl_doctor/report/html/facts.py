@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeVar
 
-from nccl_doctor.model.cluster import ALONE, Facts, Outcome, Rank
+from nccl_doctor.model.cluster import ALONE, Outcome, Rank
 from nccl_doctor.model.codec import encode
 from nccl_doctor.model.findings import CheckResult, numbered
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.html.markup import Html, element, fold, table, together
 from nccl_doctor.report.lines import cell_text, is_table
-from nccl_doctor.report.story import MOST_RANGES, and_more
+from nccl_doctor.report.story import MOST_RANGES, and_more, outcomes
 
 # Every outcome of a report with its place, whatever the checks are: read as it comes.
 
@@ -44,8 +44,6 @@ class ParticipantEnd:
     `rank` is None where it spoke for its host.
     """
 
-    check: str
-    round: str
     host: str
     rank: int | None
     outcome: Outcome
@@ -112,8 +110,9 @@ class ParticipantEnd:
 def outcomes_of(report: Report) -> dict[str, dict[str, list[ParticipantEnd]]]:
     """Check → round → outcomes: checks, hosts and ranks as in the report, rounds by name."""
     found: dict[str, dict[str, list[ParticipantEnd]]] = {check.name: {} for check in report.checks}
-    for seen in _every(report):
-        found.setdefault(seen.check, {}).setdefault(seen.round, []).append(seen)
+    for host, rank, check, name, outcome in outcomes(report):
+        seen = ParticipantEnd(host, None if rank is None else _number(rank), outcome)
+        found.setdefault(check, {}).setdefault(name, []).append(seen)
     return {check: dict(in_order(rounds)) for check, rounds in found.items() if rounds}
 
 
@@ -150,18 +149,6 @@ def mapping(value: Any) -> Mapping[str, Any]:
 def in_order(values: Mapping[Any, T]) -> list[tuple[Any, T]]:
     """Items by name, as in a saved report: a page must not depend on a trip through a file."""
     return sorted(values.items(), key=lambda item: str(item[0]))
-
-
-def _every(report: Report) -> Iterator[ParticipantEnd]:
-    places: list[tuple[str, int | None, Facts]] = [
-        (host.label, None, host.facts) for host in report.cluster.hosts
-    ]
-    for rank in report.cluster.ranks:
-        places.append((rank.host.label, -1 if rank.rank is None else rank.rank, rank.facts))
-    for name, number_of, facts in places:
-        for check, rounds in facts.items():
-            for round_name, outcome in rounds.items():
-                yield ParticipantEnd(check, round_name, name, number_of, outcome)
 
 
 _MOST_DIFFERENT, _MOST_OF_MANY = 64, 6
@@ -206,10 +193,10 @@ def section(report: Report) -> Html:
 
 def _checks(report: Report) -> Iterator[Html]:
     results = {check.name: check for check in report.checks}
-    outcomes, named = outcomes_of(report), _Worth(report)
-    for name in [*results, *(name for name in outcomes if name not in results)]:
+    found, named = outcomes_of(report), _Worth(report)
+    for name in [*results, *(name for name in found if name not in results)]:
         result = results.get(name)
-        rounds = [_round(each, seen, named) for each, seen in outcomes.get(name, {}).items()]
+        rounds = [_round(each, seen, named) for each, seen in found.get(name, {}).items()]
         reason = element("p", result.reason) if result and result.reason else None
         yield fold(_heading(name, result), reason, *rounds, class_="check")
 
@@ -250,7 +237,7 @@ class _Worth:
         if id(facts) not in self._facts:
             self._facts[id(facts)] = dump(facts)
         kept = replace(seen.outcome, facts={}, breadcrumbs=(), duration_s=0.0, group=None)
-        return self._facts[id(facts)], dump(kept.to_json())
+        return self._facts[id(facts)], dump(encode(kept))
 
 
 def _round(name: str, seen: Sequence[ParticipantEnd], worth: _Worth) -> Html:
@@ -267,7 +254,7 @@ def _round(name: str, seen: Sequence[ParticipantEnd], worth: _Worth) -> Html:
 
 
 def _outcome(same: Sequence[ParticipantEnd]) -> Html:
-    record = same[0].outcome.to_json()
+    record = same[0].encode(outcome)
     took = sorted(seen.took_s for seen in same)
     span = f"{took[0]:.2f} s" if took[0] == took[-1] else f"{took[0]:.2f} to {took[-1]:.2f} s"
     title = f"{who(list(same))}: {same[0].in_words()}, {span}"
