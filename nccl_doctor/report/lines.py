@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,23 +17,8 @@ from nccl_doctor.system.terminal import safe
 MIN_WIDTH = 40
 """Columns that every renderer for people takes for granted."""
 _COLORS = {"pass": "32", "fail": "31", "warn": "33", "unknown": "35"}
-_ASCII = str.maketrans(
-    {
-        "✓": "+",
-        "✗": "x",
-        "·": "-",
-        "–": "-",
-        "—": "-",
-        "→": "->",
-        "↔": "<->",
-        "≥": ">=",
-        "≤": "<=",
-        "…": "...",
-        "−": "-",
-        "±": "+/-",
-        "µ": "u",
-    }
-)
+_IN_ASCII = ("+", "x", "-", "-", "-", "->", "<->", ">=", "<=", "...", "-", "+/-", "u")
+_ASCII = str.maketrans(dict(zip("✓✗·–—→↔≥≤…−±µ", _IN_ASCII, strict=True)))
 
 
 def finished(lines: Iterable[str], *, ascii: bool = False) -> str:
@@ -137,9 +123,7 @@ def tables_of(report: Report) -> Iterator[Table]:
                 same += [] if name in same else [name]
     order = {check.name: i for i, check in enumerate(report.checks)}
     for check in sorted(found, key=lambda each: (order.get(each, len(order)), each)):
-        per_key: dict[str, int] = {}
-        for key, _, _ in found[check]:
-            per_key[key] = per_key.get(key, 0) + 1
+        per_key = Counter(key for key, _, _ in found[check])
         for (key, columns, rows), hosts in found[check].items():
             yield Table(f"{check}: {key}", tuple(hosts), per_key[key] == 1, columns, rows)
 

@@ -201,9 +201,9 @@ def section(report: Report, checks: Checks) -> Html | None:
     if is_large:
         blocks = in_blocks(network, report.cluster)
         whole = NetworkMap("All hosts", tuple(range(len(blocks.hosts))), _OF_BLOCKS)
-        parts += _drawn(blocks, whole, views, first, _MOST_MAPS)
+        parts += _draw(blocks, whole, views, first, _MOST_MAPS)
     for number, each in enumerate(maps_of(network)):
-        parts += _drawn(network, each, views, first, number)
+        parts += _draw(network, each, views, first, number)
     parts.append(_scales())
     parts += _worst(network) if is_large else _listed(network)
     return element("section", element("h2", "Links between hosts"), *parts, id="links")
@@ -293,19 +293,10 @@ _OF_BLOCKS = (
 )
 
 
-def _drawn(
+def _draw(
     network: Network, each: NetworkMap, views: Sequence[Quantity], first: str, number: int
 ) -> list[Html]:
     """A map below its title."""
-    title = element("h3", each.title) if each.title else None
-    note = element("p", each.note) if each.note else None
-    drawn = _draw(network, each, views, first, number)
-    return [part for part in (title, note, drawn) if part is not None]
-
-
-def _draw(
-    network: Network, each: NetworkMap, views: Sequence[Quantity], first: str, number: int
-) -> Html:
     switches: list[Html] = []
     for view in views:
         name = f"view-{number}-{view.letter}"
@@ -346,7 +337,8 @@ def _draw(
     )
     scroll = element("div", heat, class_="scroll", tabindex=0)
     live = element("p", class_="chosen", role="status", hidden=True)
-    return element("div", *switches, scroll, live, class_="map")
+    above = [element(name, text) for name, text in (("h3", each.title), ("p", each.note)) if text]
+    return [*above, element("div", *switches, scroll, live, class_="map")]
 
 
 def _host(network: Network, host: int, scope: str) -> Html:

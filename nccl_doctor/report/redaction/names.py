@@ -12,11 +12,12 @@ from nccl_doctor.toolkit.slurm import slurm_hosts
 # Words that are never replaced: they identify no one, and a report needs them to be readable.
 
 
-def _words(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
+    """The words of a text."""
     return frozenset(text.split())
 
 
-COMMON = _words("""
+COMMON = words("""
 a an and any are as at be by can do for from had has have he her his i if in into is it its me my no
 nor not of off on or our out own so than that the their them then there they this to too up us was
 we were what when where which who why will with yes you your
@@ -40,43 +41,31 @@ write wrong
 """)
 """A host or user of such a name gets its pseudonym where a name is expected, not in free text."""
 
-DEVICES = _words("""
+DEVICES = words("""
 args axes axis bnxt bonds channel channels cores cpus cxi dim dims efa elements en eno enp ens eths
 gpus hcas hfi ibp ibs indices irdma irq irqs lane lanes layers list lists mlx mlx5 nics nvme
 nvmes pages queues roce seats sd shape slots sockets threads veth vfs wlan
 """)
 """Words before numbers in brackets that name parts of a host, or anything but a host."""
 
-LOCAL_NAMES = _words("""
+LOCAL_NAMES = words("""
 localhost localhost.localdomain ip6-localhost ip6-loopback localhost4 localhost6
 """)
 
-SYSTEM_USERS = _words("""
+SYSTEM_USERS = words("""
 root nobody daemon git ubuntu ec2-user centos azureuser opc vagrant
 """)
 
-PUBLIC_DOMAINS = (
-    "github.com",
-    "githubusercontent.com",
-    "nvidia.com",
-    "pytorch.org",
-    "deepspeed.ai",
-    "kernel.org",
-    "python.org",
-    "readthedocs.io",
-    "schedmd.com",
-    "open-mpi.org",
-    "kubernetes.io",
-    "man7.org",
-    "rfc-editor.org",
-    "ietf.org",
-)
+PUBLIC_DOMAINS = words("""
+github.com githubusercontent.com nvidia.com pytorch.org deepspeed.ai kernel.org python.org
+readthedocs.io schedmd.com open-mpi.org kubernetes.io man7.org rfc-editor.org ietf.org
+""")
 """Addresses in fixes and references lead there."""
 
-TOP_LEVEL = _words("""
+TOP_LEVEL = words("""
 com corp edu gov internal intra intranet lan local net org
 """)
-COUNTRIES = _words("""
+COUNTRIES = words("""
 ac ae ai at au be br ca ch cloud cn cz de dk es eu fi fr gr hk hpc ie il in io it jp kr mil
 nl no nz pl priv pt ru se sg svc tw uk us za
 """)
@@ -94,16 +83,16 @@ LABEL_VARIABLES = re.compile(
 )
 """Names that somebody chose: of clusters, queues, jobs and projects."""
 
-HOST_KEYS = _words("""
+HOST_KEYS = words("""
 host hosts hostname host_name host_names node_name nodename fqdn canonical query answers master_addr
 master_address to_host from_host peer_host links hosts_or_ranks_tested launch_node own_name
 expected_hosts
 """)
 """Keys of facts and evidence behind which names of hosts stand, among others."""
-LABEL_KEYS = _words("""
+LABEL_KEYS = words("""
 run_id job_name project team workspace experiment_name entity leaf_switch
 """)
-ID_KEYS = _words("""
+ID_KEYS = words("""
 machine_id boot_id container_id
 """)
 PATH_KEYS = re.compile(
@@ -119,7 +108,7 @@ SERIAL_KEYS = re.compile(r"serial|asset_tag")
 LOCAL_ROOTS = ("/dev", "/proc", "/sys", "/lib", "/lib64", "/bin", "/sbin", "/usr")
 """What lies there is named by the system: it stays, but for what is beneath `/usr/local`."""
 
-PATH_WORDS = _words("""
+PATH_WORDS = words("""
     backup bin boot cache conf config core data dist-packages env etc export fsx gpfs home include
     lib lib64 libexec local lustre media mnt nfs opt private root run sbin scratch shared
     site-packages software spack src srv sys tmp users usr var venv .venv .cache .local .config
@@ -133,7 +122,7 @@ PATH_WORDS = _words("""
     """)
 """Parts of a path that are much the same everywhere."""
 
-PACKAGES = _words("""
+PACKAGES = words("""
     torch nvidia deepspeed nccl_doctor nccl numpy triton transformers accelerate mpi4py psutil
     importlib concurrent multiprocessing threading.py socket.py subprocess.py runpy.py asyncio json
     lightning pytorch_lightning megatron apex flash_attn cupy functorch torchvision click tabulate
@@ -148,7 +137,7 @@ PATH_PATTERN = re.compile(
     re.IGNORECASE,
 )
 """Parts of a path that are made of a version, a library's name or a place-holder."""
-ENDINGS = _words("""
+ENDINGS = words("""
 py sh json yaml yml toml txt log out err xml cfg conf so ini ipynb md html prom csv gz tar
 sock pid lock deb rpm whl pem crt
 """)

@@ -31,28 +31,16 @@ from nccl_doctor.report.redaction.names import (
     SERIAL_KEYS,
     VERSION_KEYS,
     is_host_name,
+    words,
 )
 from nccl_doctor.report.redaction.text import Text
 from nccl_doctor.system.masking import MASK, masked, names_secret
 from nccl_doctor.toolkit.slurm import slurm_hosts
 
-_SAME = frozenset(
-    {
-        *("schema_version", "tool", "verdict", "exit_code", "code", "check", "layer", "severity"),
-        *(
-            "title",
-            "why",
-            "confidence",
-            "explained_by",
-            "explained_why",
-            "scope",
-            "status",
-            "started",
-            "backend",
-        ),
-        *("level", "launcher"),
-    }
-)
+_SAME = words("""
+schema_version tool verdict exit_code code check layer severity title why confidence explained_by
+explained_why scope status started backend level launcher
+""")
 """Keys of the report itself whose values are the doctor's own words."""
 _SECRET = re.compile(r"token|secret|passw|passphrase|api_?key", re.IGNORECASE)
 _LISTED = re.compile(r"NODELIST$|^hostlist$")

@@ -1,4 +1,4 @@
-"""The card of a run without a failure, the values of -v, and how the text fits its stream."""
+"""The healthy summary, the values of -v, and how the text fits its stream."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def lines(report: Report, **how: Any) -> list[str]:
     return text.render(report, checks=lambda: [Shows()], **how).splitlines()
 
 
-def test_the_card_has_one_line_for_each_area() -> None:
+def test_the_healthy_summary_has_one_line_for_each_area() -> None:
     assert lines(report_of())[1:8] == [
         "",
         "  software  torch 2.8.0 · nccl 2.27.5",
@@ -80,7 +80,7 @@ def test_the_card_has_one_line_for_each_area() -> None:
     assert any("software" in line for line in lines(report_of(Finding(RISK, "m"))))
 
 
-def test_no_card_of_a_failure_of_one_host_alone_or_where_quiet() -> None:
+def test_no_healthy_summary_of_a_failure_of_one_host_alone_or_where_quiet() -> None:
     failed = report_of(Finding(SHM, "m", Where(hosts=("nd0",))))
     alone = replace(report_of(), run=replace(RUN, alone=True))
     for report, quiet in ((failed, False), (alone, False), (report_of(), True)):

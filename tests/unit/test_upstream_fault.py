@@ -1,4 +1,4 @@
-"""Answers to whose fault a finding is, before anybody writes an issue."""
+"""Answers to whether a finding is an upstream fault, before anybody writes an issue."""
 
 from __future__ import annotations
 
