@@ -237,7 +237,7 @@ class _Worth:
         if id(facts) not in self._facts:
             self._facts[id(facts)] = dump(facts)
         kept = replace(seen.outcome, facts={}, breadcrumbs=(), duration_s=0.0, group=None)
-        return self._facts[id(facts)], dump(encode(kept))
+        return self._facts[id(facts)], dump(kept.to_json())
 
 
 def _round(name: str, seen: Sequence[ParticipantEnd], worth: _Worth) -> Html:
@@ -254,7 +254,7 @@ def _round(name: str, seen: Sequence[ParticipantEnd], worth: _Worth) -> Html:
 
 
 def _outcome(same: Sequence[ParticipantEnd]) -> Html:
-    record = same[0].encode(outcome)
+    record = same[0].outcome.to_json()
     took = sorted(seen.took_s for seen in same)
     span = f"{took[0]:.2f} s" if took[0] == took[-1] else f"{took[0]:.2f} to {took[-1]:.2f} s"
     title = f"{who(list(same))}: {same[0].in_words()}, {span}"
