@@ -73,8 +73,7 @@ def _annotation(story: Story, block: KindBlock) -> str:
     lines = [f"where: {'; '.join(some(where))}"] if where else []
     lines += [f"seen: {each.finding.message}{each.doubt}" for each in block.first]
     lines += [f"{block.more} like this"] if block.more else []
-    for fix in block.fixes:
-        lines += ["fix:", *fix.lines] if fix.lines else [f"fix: {fix.prose}"]
+    lines += [line for fix in block.fixes for line in fix.told]
     return f"title={_property(f'{kind.code}: {kind.title}')}::{_data(lines)}"
 
 

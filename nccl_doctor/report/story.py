@@ -1,4 +1,4 @@
-"""What every format says of a report: findings, places, fixes, the healthy summary, counts."""
+"""The story of a report, for every format: findings, places, fixes, healthy summary, counts."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def some(items: Sequence[str]) -> list[str]:
 
 
 def and_more(count: int) -> str:
-    """How many more there are; empty if there are none."""
+    """`and 3 more`; empty if there are no more."""
     return f"and {count} more" if count > 0 else ""
 
 
@@ -203,6 +203,11 @@ class Block:
     def text(self) -> str:
         """The block as it is, without line breaks that it has not got."""
         return "\n".join(self.lines) or safe(self.prose)
+
+    @property
+    def told(self) -> list[str]:
+        """The block below its name, `fix:`, or behind it."""
+        return ["fix:", *self.lines] if self.lines else [f"fix: {self.prose}"]
 
 
 class Steps:
@@ -353,7 +358,7 @@ class FindingBlock:
 
     @property
     def doubt(self) -> str:
-        """How sure it is; empty where it is certain."""
+        """The confidence, to stand behind the message; empty where it is certain."""
         sure = self.finding.confidence.value
         return "" if sure == "certain" else f" ({sure})"
 
@@ -374,7 +379,7 @@ class KindBlock:
 
     @property
     def kind(self) -> Kind:
-        """What was found."""
+        """The kind of all of them."""
         return self.findings[0].kind
 
     @property
@@ -384,7 +389,7 @@ class KindBlock:
 
 
 class Story:
-    """What a report says: its findings by what they are in it, and blocks of them.
+    """The findings of a report by what they are in it, and blocks of them.
 
     `warnings` are all that nothing explains, and that are no causes; `ranges`: as in `PlaceWords`.
     """
@@ -405,7 +410,7 @@ class Story:
         return FindingBlock(finding, self.places.say(finding.where))
 
     def kinds(self, findings: Iterable[Finding], most: int = MOST_PLACES) -> list[KindBlock]:
-        """The findings by kind; of each kind, so many are told one by one."""
+        """The findings by kind; of each kind, `most` stand one by one."""
         return [
             KindBlock(
                 group,

@@ -242,12 +242,10 @@ def _in_words(ground: _Ground, findings: Sequence[Finding]) -> str:
     for block in (ground.story.kinds([finding])[0] for finding in findings[:_MOST]):
         kind, each = block.kind, block.first[0]
         rows = {"where": each.where, "seen": each.finding.message, "why": kind.why}
-        lines = [_clean(f"{block.level.value}: {kind.title} [{kind.code}]")]
-        lines += [f"{key}: {_clean(value)}" for key, value in rows.items() if value]
-        for fix in block.fixes:
-            prose = [f"fix: {_clean(fix.prose)}"]
-            lines += ["fix:", *map(_clean, fix.lines)] if fix.lines else prose
-        parts.append("\n".join(lines))
+        lines = [f"{block.level.value}: {kind.title} [{kind.code}]"]
+        lines += [f"{key}: {value}" for key, value in rows.items() if value]
+        lines += [line for fix in block.fixes for line in fix.told]
+        parts.append("\n".join(map(_clean, lines)))
     parts += filter(None, [and_more(len(findings) - _MOST)])
     return "\n\n".join(parts)
 

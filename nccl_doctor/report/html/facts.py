@@ -120,15 +120,10 @@ def who(places: list[ParticipantEnd]) -> str:
     """Several participants, in a few words."""
     ranks = [seen.rank for seen in places if seen.rank is not None]
     if ranks:
-        return ranks_in_words(ranks)
+        return numbered("rank", ranks, MOST_RANGES)
     names = list(dict.fromkeys(seen.host for seen in places))
     more = and_more(len(names) - _MOST)
     return ", ".join(names[:_MOST]) + (more and f" {more}")
-
-
-def ranks_in_words(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0–2, 5`."""
-    return numbered("rank", ranks, MOST_RANGES)
 
 
 def number(value: Any) -> float:
@@ -139,11 +134,6 @@ def number(value: Any) -> float:
         return max(0.0, float(value)) if math.isfinite(value) else 0.0
     except OverflowError:  # JSON knows whole numbers of any size
         return 0.0
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """The value, or an empty mapping if it is none."""
-    return value if isinstance(value, Mapping) else {}
 
 
 def in_order(values: Mapping[Any, T]) -> list[tuple[Any, T]]:
@@ -261,12 +251,12 @@ def _outcome(same: Sequence[ParticipantEnd]) -> Html:
     parts: list[Html | None] = []
     texts = [(key, record[key]) for key in _TEXTS if record.get(key) not in (None, "")]
     parts.append(_rows(texts) if texts else None)
-    facts = mapping(record.get("facts"))
+    facts, witness = record.get("facts"), record.get("witness")
     parts.append(_rows(in_order(facts)) if facts else None)
     parts += [
         fold(key, element("pre", _text(record[key]))) for key in _LONG_TEXTS if record.get(key)
     ]
-    if witness := mapping(record.get("witness")):
+    if witness:
         parts.append(fold("its state before it was stopped", _rows(in_order(witness))))
     steps = [(f"{step.at_s:.3f} s", step.name, step.group or "–") for step in same[0].steps]
     if steps:
@@ -293,7 +283,7 @@ def _launch(report: Report) -> Iterator[Html]:
         for same in islice(alike.values(), _MOST_DIFFERENT):
             items = in_order(same[0][1])
             shared_items = [item for item in items if not _OF_RANK.search(item[0])]
-            who_has_it = ranks_in_words([number for number, _ in same])
+            who_has_it = numbered("rank", [rank for rank, _ in same], MOST_RANGES)
             parts.append(fold(who_has_it, _rows(items if len(same) == 1 else shared_items)))
         if more := and_more(len(alike) - _MOST_DIFFERENT):
             parts.append(element("p", f"{more} that differ"))

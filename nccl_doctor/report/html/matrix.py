@@ -10,7 +10,7 @@ from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.html.markup import Html, element, fold, table, together
 from nccl_doctor.report.network import Link, Network, Pair, network_of, show_latency, show_rate
-from nccl_doctor.report.story import Checks, shortened
+from nccl_doctor.report.story import Checks, and_more, shortened
 from nccl_doctor.toolkit.leaves import leaf_switch
 from nccl_doctor.toolkit.slurm import host_ranges
 
@@ -205,7 +205,7 @@ def section(report: Report, checks: Checks) -> Html | None:
     for number, each in enumerate(maps_of(network)):
         parts += _draw(network, each, views, first, number)
     parts.append(_scales())
-    parts += _worst(network) if is_large else _listed(network)
+    parts += _listed(network, is_large)
     return element("section", element("h2", "Links between hosts"), *parts, id="links")
 
 
@@ -410,28 +410,18 @@ def _scales() -> Html:
     return fold("Meaning of the colours", *rows, marked, class_="legend")
 
 
-def _listed(network: Network) -> Iterator[Html]:
-    """Table of the blamed links, for readers that cannot point at a cell."""
+def _listed(network: Network, is_large: bool) -> Iterator[Html]:
+    """Table of the blamed links, for readers that cannot point at a cell; of many hosts that of the
+    worst links, whether anything blames them or not.
+    """
     blamed = [link for _, link in sorted(network.links.items()) if link.blame]
-    if not blamed:
-        return
-    yield element("h3", "Blamed links")
-    yield _links(blamed[:_MOST_LINKS])
-    if len(blamed) > _MOST_LINKS:
-        yield element("p", f"and {len(blamed) - _MOST_LINKS} more (all of them in the JSON report)")
-
-
-def _worst(network: Network) -> Iterator[Html]:
-    """Table of the worst links of many hosts, whether anything blames them or not."""
-    worst = worst_links(network, _WORST)
-    if not worst:
-        return
-    yield element("h3", f"The {len(worst)} worst links")
-    yield _links(worst)
-    left = sum(bool(link.blame) for link in network.links.values())
-    left -= sum(bool(link.blame) for link in worst)
-    if left:
-        yield element("p", f"and {left} more that are blamed (all of them in the JSON report)")
+    shown = worst_links(network, _WORST) if is_large else blamed[:_MOST_LINKS]
+    if shown:
+        yield element("h3", f"The {len(shown)} worst links" if is_large else "Blamed links")
+        yield _links(shown)
+    if more := and_more(len(blamed) - sum(bool(link.blame) for link in shown)):
+        words = " that are blamed" if is_large else ""
+        yield element("p", f"{more}{words} (all of them in the JSON report)")
 
 
 def _links(links: Sequence[Link]) -> Html:

@@ -101,7 +101,7 @@ def _as_they_are(facts: Facts) -> Facts:
 
 @dataclass
 class _OutcomeCopy:
-    """Parts of an outcome, of which it is made when they are rewritten."""
+    """Parts of an outcome, which is made anew when they are rewritten."""
 
     old: Outcome
     parts: dict[str, Any]
