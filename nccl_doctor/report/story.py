@@ -372,20 +372,12 @@ class FindingBlock:
 class KindBlock:
     """All findings of one kind, and in words the first of them, how many more, and their fixes."""
 
+    kind: Kind
+    level: Severity
     findings: Sequence[Finding]
     first: tuple[FindingBlock, ...]
     more: str
     fixes: tuple[Block, ...]
-
-    @property
-    def kind(self) -> Kind:
-        """The kind of all of them."""
-        return self.findings[0].kind
-
-    @property
-    def level(self) -> Severity:
-        """Severity of all of them."""
-        return self.findings[0].level
 
 
 class Story:
@@ -413,6 +405,8 @@ class Story:
         """The findings by kind; of each kind, `most` stand one by one."""
         return [
             KindBlock(
+                group[0].kind,
+                group[0].level,
                 group,
                 tuple(map(self.of, group[:most])),
                 and_more(len(group) - most),
