@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from nccl_doctor.autopsy.messages import Message, message_rows, messages_in
@@ -46,11 +46,15 @@ _TRACEBACK = "Traceback (most recent call last)"
 _THREAD = "Exception in thread "
 _CHAINED = ("During handling of the above", "The above exception was the direct cause")
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]*)", line (?P<line>\d+)(?:,? in (?P<name>.*))?')
+_STACKS = ("Current thread 0x", ': "MainThread"')
+"""Words of the first line of a stack: of faulthandler, and of py-spy."""
+_PY_SPY = re.compile(r"Thread (?P<pid>\d{1,10}) \(")
+_PY_SPY_FRAME = re.compile(r"    (?P<name>\S.*?) \((?P<file>[^()]+):(?P<line>\d{1,9})\)$")
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(?:: |:?$)")
 _ELSEWHERE = re.compile(r"\[|[EWIF]\d{4} |[=-]{3}|srun:|prterun|mpirun")
 """Beginnings of lines that do not belong to an exception any more."""
 _PACKAGE = re.compile(
-    r"/(?:site|dist)-packages/|/lib(?:64)?/python3[.\d]*/|^<|/torch/"
+    r"/(?:site|dist)-packages/|/lib(?:64)?/python3[.\d]*/|^<|(?:^|/)torch/"
     r"|/bin/(?:torchrun|accelerate|deepspeed)$"
 )
 _LAUNCHER = re.compile(
@@ -86,16 +90,32 @@ class Frame:
 
 
 @dataclass
-class Raised:
-    """An exception as a traceback shows it; `line` counts from 1, `frames` begin at the outermost.
+class Stack:
+    """Python stack of a process; `line` counts from 1, `frames` begin at the outermost."""
+
+    line: int
+    origin: LineOrigin
+    frames: list[Frame] = field(default_factory=list)
+
+    @property
+    def own_frame(self) -> Frame | None:
+        """The innermost frame of the job's own code."""
+        return next((frame for frame in reversed(self.frames) if frame.is_own), None)
+
+    @property
+    def is_in_collective(self) -> bool:
+        """True if it waits in a call of torch.distributed."""
+        return any("torch/distributed/" in frame.file for frame in self.frames)
+
+
+@dataclass
+class Raised(Stack):
+    """An exception, with the stack that its traceback shows.
 
     `error` is the line with its name, `more` are lines behind it. `cause` is the exception before
     it, where it was raised while that one was handled. `thread`: it ended a thread only.
     """
 
-    line: int
-    origin: LineOrigin
-    frames: list[Frame] = field(default_factory=list)
     error: str = ""
     more: list[str] = field(default_factory=list)
     thread: bool = False
@@ -105,11 +125,6 @@ class Raised:
     def name(self) -> str:
         """Name of the class, without its module."""
         return self.error.partition(":")[0].rpartition(".")[2].strip()
-
-    @property
-    def own_frame(self) -> Frame | None:
-        """The innermost frame of the job's own code."""
-        return next((frame for frame in reversed(self.frames) if frame.is_own), None)
 
     @property
     def of_launcher(self) -> bool:
@@ -140,8 +155,8 @@ class Readable(Protocol):
         ...
 
 
-def read_console(stream: Readable) -> Iterator[Raised | Told]:
-    """Exceptions and messages of a console, in the order in which they end."""
+def read_console(stream: Readable) -> Iterator[Stack | Told]:
+    """Exceptions, stacks and messages of a console, in the order in which they end."""
     reader = _ConsoleReader()
     for piece in _pieces(stream):
         yield from reader.piece(piece)
@@ -185,22 +200,24 @@ class _ConsoleReader:
 
     def __init__(self) -> None:
         rows = [row for row in message_rows() if not row.inside]
-        words = {_TRACEBACK, _THREAD, *(row.word for row in rows)}
+        words = {_TRACEBACK, _THREAD, *_STACKS, *(row.word for row in rows)}
         self._words = [word.encode() for word in sorted(words)]
         self._wrapped = {row.word: row.lines for row in rows if row.lines > 1}
         self._number = 0
         self._lines_left = 0
         self._open: dict[LineOrigin, Raised] = {}
+        self._stacks: dict[LineOrigin, Stack] = {}
         self._chained: set[LineOrigin] = set()
         self._threads: set[LineOrigin] = set()
         self._wrap: tuple[LineOrigin, str, int] | None = None
 
-    def piece(self, piece: bytes) -> Iterator[Raised | Told]:
+    def piece(self, piece: bytes) -> Iterator[Stack | Told]:
         """Exceptions and messages of the next lines."""
         hits = self._hits(piece)
         at = counted = index = 0
         while at < len(piece):
-            if not (self._lines_left and self._open) and self._wrap is None:
+            is_open = self._open or self._stacks
+            if not (self._lines_left and is_open) and self._wrap is None:
                 while index < len(hits) and hits[index] < at:
                     index += 1
                 if index == len(hits):
@@ -214,9 +231,10 @@ class _ConsoleReader:
             at = end + 1
         self._number += piece.count(b"\n", counted)
 
-    def end(self) -> Iterator[Raised]:
-        """Exceptions whose text ended too early."""
+    def end(self) -> Iterator[Stack]:
+        """Exceptions and stacks with which the text ends."""
         yield from [raised for raised in self._open.values() if raised.error or raised.frames]
+        yield from [stack for stack in self._stacks.values() if stack.frames]
 
     def _hits(self, piece: bytes) -> Sequence[int]:
         """Places at which lines begin that hold a word."""
@@ -228,8 +246,9 @@ class _ConsoleReader:
                 at = piece.find(word, piece.find(b"\n", at))
         return sorted(hits)
 
-    def _line(self, raw: bytes) -> Iterator[Raised | Told]:
+    def _line(self, raw: bytes) -> Iterator[Stack | Told]:
         origin, text = parted(raw)
+        yield from self._of_stack(origin, text)
         yield from self._of_exception(origin, text)
         if self._wrap is not None:
             origin, before, left = self._wrap
@@ -241,6 +260,22 @@ class _ConsoleReader:
         if self._wrap is None:
             for message in messages_in(text):
                 yield Told(self._number, origin, message)
+
+    def _of_stack(self, origin: LineOrigin, text: str) -> Iterator[Stack]:
+        now = self._stacks.get(origin)
+        match = _FRAME.match(text) or _PY_SPY_FRAME.match(text)
+        if now is not None and match is not None:  # the innermost first
+            name = (match["name"] or "").strip()
+            now.frames.insert(0, Frame(match["file"], int(match["line"]), name))
+        elif now is not None:
+            del self._stacks[origin]
+            if now.frames:
+                yield now
+        if any(word in text for word in _STACKS):
+            found = _PY_SPY.match(text)
+            of = replace(origin, pid=int(found["pid"])) if found else origin
+            self._stacks[origin] = Stack(self._number, of)
+            self._lines_left = max(self._lines_left, _TRACEBACK_LINES)
 
     def _of_exception(self, origin: LineOrigin, text: str) -> Iterator[Raised]:
         now = self._open.get(origin)

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from nccl_doctor.toolkit.tables import read_table
 
+_LONGEST_NUMBER = 18
+"""Digits of a number; none of a process, a rank or a collective has more."""
+
 
 @dataclass(frozen=True)
 class MessageRow:
@@ -49,6 +52,8 @@ def messages_in(text: str, *, inside: bool = False) -> Iterator[Message]:
             continue
         for found in row.pattern.finditer(text):
             values = {name: value for name, value in found.groupdict().items() if value}
+            if any(len(value) > _LONGEST_NUMBER and value.isdigit() for value in values.values()):
+                continue
             yield Message(row.says, values, row.other)
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from nccl_doctor.autopsy.console import LineOrigin, Raised, Told
+from nccl_doctor.autopsy.console import LineOrigin, Raised, Stack, Told
 from nccl_doctor.autopsy.messages import Message
 
 _MOST_RANKS = 1 << 17
@@ -99,6 +99,7 @@ class RankEnd:
     blamed: bool = False
     does_not_react: bool = False
     calls: list[tuple[Told, Line]] = field(default_factory=list)
+    stacks: list[tuple[Stack, Line]] = field(default_factory=list)
     progress: tuple[Told, Line] | None = None
 
     @property
@@ -158,7 +159,7 @@ class JobEnd:
         return [rank for rank in every if not rank.ended and not rank.calls]
 
 
-def job_of(consoles: Iterable[tuple[Source, Iterable[Raised | Told]]]) -> JobEnd:
+def job_of(consoles: Iterable[tuple[Source, Iterable[Stack | Told]]]) -> JobEnd:
     """Put together all that the consoles of a job tell, in the order in which they are given."""
     maker = _JobMaker()
     for source, items in consoles:
@@ -172,6 +173,7 @@ class _JobMaker:
     def __init__(self) -> None:
         self._job = JobEnd()
         self._ended: list[tuple[Source, Ended]] = []
+        self._stacks: list[tuple[Source, Stack, Line]] = []
         self._locals: dict[tuple[str, int], int] = {}
         self._block: int | None = None
         self._root = False
@@ -179,7 +181,7 @@ class _JobMaker:
         self._seen: dict[str, set[int]] = {}
         self._launched: set[str] = set()
 
-    def take(self, source: Source, items: Iterable[Raised | Told]) -> None:
+    def take(self, source: Source, items: Iterable[Stack | Told]) -> None:
         """Take what one console says."""
         self._block, self._root = None, False
         seen = self._seen.setdefault(source.name, set())
@@ -190,9 +192,11 @@ class _JobMaker:
             rank = item.origin.rank
             if rank is not None and rank < _MOST_RANKS:
                 seen.add(rank)
-                self._job.rank(rank).host = item.origin.host or source.host
+                self._job.rank(rank).host = item.origin.host or self._job.rank(rank).host
             if isinstance(item, Told):
                 self._told(source, item, at)
+            elif not isinstance(item, Raised):
+                self._stacks.append((source, item, at))
             elif item.error or item.frames:
                 self._ended.append((source, Ended(item, at)))
 
@@ -213,6 +217,10 @@ class _JobMaker:
             into = job.loose if rank is None else job.rank(rank).ended
             if len(into) < _MOST_KEPT:
                 into.append(ended)
+        for source, stack, at in self._stacks:
+            number = self._rank_of(source, stack.origin, alone)
+            if number is not None and len(job.rank(number).stacks) < _MOST_KEPT:
+                job.rank(number).stacks.append((stack, at))
         for message, _ in job.all("does-not-react"):
             rank = job.pids.get(int(message.values["pid"]))
             if rank is not None:

@@ -317,6 +317,20 @@ def _behind(job: JobEnd) -> Finding | None:
     return None
 
 
+def _not_in_a_collective(job: JobEnd) -> Finding | None:
+    """By the stacks of a job that hangs, some ranks wait in a collective and others do not."""
+    stacks = {rank.rank: rank.stacks[-1] for rank in job.ranks.values() if rank.stacks}
+    elsewhere = [rank for rank, (stack, _) in stacks.items() if not stack.is_in_collective]
+    waiting = [rank for rank in stacks if rank not in elsewhere]
+    if not waiting or not elsewhere or len(elsewhere) > len(waiting):
+        return None
+    stack, at = stacks[elsewhere[0]]
+    where = f"{numbered('rank', waiting, _MOST_RANGES)} at {stacks[waiting[0]][0].own_frame}"
+    words = f"it is at {stack.own_frame or stack.frames[-1]}; {where} in a collective"
+    ranks = [job.rank(rank) for rank in elsewhere]
+    return _found(kinds.LOADER_STALLED, words, ranks, at, confidence=Confidence.LIKELY)
+
+
 def _only_silent(job: JobEnd) -> Finding | None:
     """The one rank without any exception is waited for, where all others time out."""
     timed, silent = _timed_out(job), job.silent
@@ -441,6 +455,7 @@ RULES: Sequence[Rule] = (
     _never_formed,
     _ended_well_first,
     _behind,
+    _not_in_a_collective,
     _only_silent,
     _ended_with_1,
     _only_one_gone,

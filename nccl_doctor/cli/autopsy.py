@@ -39,8 +39,8 @@ def autopsy(
     """Find out which rank of a dead job failed first, of what, and which ranks lost it.
 
     PATH is a file, a folder or an archive with what the job left: consoles of all ranks or of each,
-    in the form of any launcher, error files of torchelastic, flight-recorder dumps. - is stdin.
-    More text tells more: give that of every host, and of the launcher.
+    in the form of any launcher, error files of torchelastic, flight-recorder dumps, stacks of
+    py-spy. - is stdin. More text tells more: give that of every host, and of the launcher.
     """
     from nccl_doctor.autopsy.examine import examine, examine_files
     from nccl_doctor.model.options import Options

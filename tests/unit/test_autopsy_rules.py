@@ -389,3 +389,40 @@ def test_real_consoles_name_no_innocent() -> None:
     assert wrong == []
     assert places["right"] >= 70
     assert codes >= 78
+
+
+def pyspy(pid: int, *frames: str) -> str:
+    lines = [f"Process {pid}: python3 job.py", "Python v3.11.7 (/usr/bin/python3.11)", ""]
+    lines += [f'Thread {pid} (idle): "MainThread"', *(f"    {frame}" for frame in frames)]
+    return "\n".join([*lines, f'Thread {pid + 1} (idle): "pin"', "    wait (threading.py:1)", ""])
+
+
+def faulthandler(*frames: tuple[str, int, str]) -> str:
+    lines = ["Current thread 0x00007ff825e95b80 (most recent call first):"]
+    return "\n".join(
+        [*lines, *(f'  File "{file}", line {line} in {name}' for file, line, name in frames), ""]
+    )
+
+
+_ALL_REDUCE = "all_reduce (torch/distributed/distributed_c10d.py:3252)"
+
+
+def test_stacks_of_a_job_that_hangs_tell_who_is_not_in_the_collective() -> None:
+    waits = (_ALL_REDUCE, "train (job.py:47)", "<module> (job.py:73)")
+    reads = ("load_batch (job.py:21)", "train (job.py:44)", "<module> (job.py:73)")
+    texts = [pyspy(100 * rank, *(reads if rank == 3 else waits)) for rank in range(4)]
+    names = tuple(f"pyspy.rank{rank}.txt" for rank in range(4))
+    cause = found(*texts, names=names)
+    assert said(cause) == ("loader-stalled", (3,), LIKELY)
+    assert "it is at job.py:21 in load_batch; ranks 0–2 at job.py:47 in train" in cause.message
+    torch = "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+    waiting = faulthandler((torch, 3252, "all_reduce"), ("/home/job.py", 47, "train"))
+    reading = faulthandler(("/home/job.py", 21, "load_batch"), ("/home/job.py", 44, "train"))
+    two = found(waiting, reading, names=("con0.log", "con1.log"))
+    assert said(two) == ("loader-stalled", (1,), LIKELY)
+    assert first_failure(job(waiting, waiting, names=("con0.log", "con1.log"))) is None
+
+
+def test_a_number_of_a_thousand_digits_is_no_number() -> None:
+    text = "  rank      : 1 (local_rank: 0)\n  exitcode  : 9 (pid: 7)\n".replace("1", "1" * 5000)
+    assert first_failure(job(text)) is None
