@@ -189,6 +189,14 @@ RANK_SILENT = replace(
     ),
     severity=Severity.FAIL,
 )
+GPU_SHARED = Kind(
+    code="gpu-shared-by-ranks",
+    layer=Layer.DEVICE,
+    title="Ranks of one host use the same GPU",
+    why="NCCL refuses to form a group with two ranks on one GPU.",
+    fix="call torch.cuda.set_device(LOCAL_RANK) before the first collective, and start no more "
+    "ranks than there are GPUs",
+)
 OUT_OF_MEMORY_KILL = Kind(
     code="out-of-memory-kill",
     layer=Layer.HOST,
@@ -281,6 +289,7 @@ COLLECTIVE_HANG = groups.HANG.variant(
 SHARED_KINDS = (
     RANK_KILLED,
     RANK_SILENT,
+    GPU_SHARED,
     OUT_OF_MEMORY_KILL,
     RANK_CRASHED,
     RANK_FROZEN,

@@ -297,8 +297,10 @@ class _JobMaker:
                 self._launched.add(source.name)
             case "ray-rank":
                 self._ends(_within(values["rank"]), None, values["pid"])
-            case "watchdog" | "progress" if told.origin.rank is not None:
-                self._calls(job.rank(_within(str(told.origin.rank))), told, at)
+            case "watchdog" | "progress":
+                said = values.get("rank") if told.origin.rank is None else str(told.origin.rank)
+                if said is not None:
+                    self._calls(job.rank(_within(said)), told, at)
 
     def _ends(self, number: int, code: int | None, pid: str = "") -> None:
         """Note how a rank ended; the first end counts, as later ones are those of a restart."""

@@ -88,22 +88,26 @@ def _odd_fingerprint(job: JobEnd) -> Finding | None:
 
 
 def _odd_call(job: JobEnd) -> Finding | None:
-    """NCCL's watchdog tells which operation timed out on each rank: at one number, the fewest
-    differ.
-    """
+    """At one number of a group, by NCCL's watchdog on each rank, the fewest call something else."""
     by_number: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
     for rank in job.ranks.values():
+        about = rank.progress[0].message if rank.progress else None
         for told, _ in rank.calls:
-            values = told.message.values
-            call = f"{values['operation']} of {values['size_in']} elements"
-            by_number[values.get("group", ""), int(values["number"])].setdefault(rank.rank, call)
-    for (_, number), calls in sorted(by_number.items()):
+            values, number = told.message.values, int(told.message.values["number"])
+            # The line itself does not name the group; the next one of its rank does.
+            known = about is not None and about.number("number") == number
+            group = about.values.get("group", "") if known and about else ""
+            call = values["operation"]
+            call += f" of {values['size_in']} elements" if "size_in" in values else ""
+            by_number[group, number].setdefault(rank.rank, call)
+    for (group, number), calls in sorted(by_number.items()):
         if odd := _fewest(calls):
             usual = Counter(calls.values()).most_common(1)[0][0]
             words = f"at number {number} it calls {calls[odd[0]]}; the others call {usual}"
             ranks = [job.rank(rank) for rank in odd]
             at = ranks[0].calls[0][1]
-            return _found(kinds.COLLECTIVE_MISMATCH, words, ranks, at, confidence=Confidence.LIKELY)
+            sure = Confidence.LIKELY if group else Confidence.POSSIBLE
+            return _found(kinds.COLLECTIVE_MISMATCH, words, ranks, at, confidence=sure)
     return None
 
 
@@ -159,6 +163,19 @@ def _cancelled(job: JobEnd) -> Finding | None:
         return None  # srun -K cancels the step as a rank was killed
     words = f"Slurm cancelled it due to {reason}" if reason else "Slurm cancelled it"
     return _found(kinds.JOB_STOPPED, words, [], at)
+
+
+def _gpu_shared(job: JobEnd) -> Finding | None:
+    """NCCL names two ranks that have one GPU."""
+    for rank in job.ranks.values():
+        for ended in rank.ended:
+            for message in ended.raised.messages:
+                if message.says == "gpu-shared":
+                    values = message.values
+                    both = [job.rank(int(values[name])) for name in ("rank", "second")]
+                    words = f"both have the GPU at {values['device']}"
+                    return _found(kinds.GPU_SHARED, words, both, ended.at)
+    return None
 
 
 def _own_exception(job: JobEnd) -> Finding | None:
@@ -420,6 +437,10 @@ def _never_formed(job: JobEnd) -> Finding | None:
     for message, at in said:
         if message.says == "nodes-missing":
             return _found(kinds.HOST_ABSENT, "the launcher does not say how many joined", [], at)
+        if message.says == "id-missing":
+            words = "it did not publish the id of NCCL's group in the store"
+            absent = [job.rank(int(message.values["rank"]))]
+            return _found(kinds.RANK_ABSENT, words, absent, at, confidence=Confidence.LIKELY)
         if message.says in ("not-connected", "mesh-failed"):
             return _found(kinds.GROUP_INIT_FAILED, _place_of_store(message), [], at)
     return None
@@ -441,6 +462,7 @@ RULES: Sequence[Rule] = (
     _gpu_error,
     _all_interrupted,
     _cancelled,
+    _gpu_shared,
     _own_exception,
     _stood_still,
     _ended_by_signal,

@@ -64,6 +64,7 @@ def test_ranks_that_raise_the_same_at_the_same_place_are_named_together() -> Non
             "gpu-out-of-memory",
         ),
         ("torch.cuda.OutOfMemoryError: CUDA out of memory.", "gpu-out-of-memory"),
+        ("DistBackendError: NCCL\n[rank3]: Cuda failure 2 'out of memory'", "gpu-out-of-memory"),
     ],
 )
 def test_some_exceptions_have_a_code_of_their_own(error: str, code: str) -> None:
@@ -238,26 +239,47 @@ def test_if_all_time_out_the_fewest_that_wait_elsewhere_are_named() -> None:
 
 def watchdog(rank: int, number: int, operation: str = "ALLREDUCE", size: int = 1024) -> str:
     return (
-        f"[rank{rank}]:[E1127 12:00:00.123456789 ProcessGroupNCCL.cpp:683] [PG ID 0 PG GUID 0"
-        f"(default_pg) Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum="
-        f"{number}, OpType={operation}, NumelIn={size}, NumelOut={size}, Timeout(ms)=600000) ran "
-        "for 600012 milliseconds before timing out.\n"
+        f"[rank{rank}]:[E1127 12:00:00.123456789 ProcessGroupNCCL.cpp:683] [Rank {rank}] Watchdog "
+        f"caught collective operation timeout: WorkNCCL(SeqNum={number}, OpType={operation}, "
+        f"NumelIn={size}, NumelOut={size}, Timeout(ms)=600000) ran for 600012 milliseconds\n"
     )
 
 
-def progress(rank: int, enqueued: int) -> str:
+def progress(rank: int, enqueued: int, group: str = "0(default_pg)") -> str:
     return (
-        f"[rank{rank}]:[E1127 12:00:00.1 ProcessGroupNCCL.cpp:2241] [PG ID 0 PG GUID 0(default_pg) "
+        f"[rank{rank}]:[E1127 12:00:00.1 ProcessGroupNCCL.cpp:2241] [PG ID 0 PG GUID {group} "
         f"Rank {rank}]  failure detected by watchdog at work sequence id: 7 PG status: last "
         f"enqueued work: {enqueued}, last completed work: 6\n"
     )
 
 
 def test_the_watchdog_of_nccl_tells_who_calls_another_size() -> None:
-    text = "".join(watchdog(rank, 7, size=512 if rank == 5 else 1024) for rank in range(8))
-    cause = found(text)
+    calls = [watchdog(rank, 7, size=512 if rank == 5 else 1024) for rank in range(8)]
+    cause = found("".join(call + progress(rank, 9) for rank, call in enumerate(calls)))
     assert said(cause) == ("collective-mismatch", (5,), LIKELY)
     assert "512 elements" in cause.message
+    assert said(found("".join(calls))) == ("collective-mismatch", (5,), POSSIBLE)
+
+
+def test_the_same_number_in_two_groups_is_no_difference() -> None:
+    text = "".join(
+        watchdog(rank, 7, "ALLREDUCE" if rank < 6 else "BROADCAST")
+        + progress(rank, 9, "3(dp)" if rank < 6 else "4(tp)")
+        for rank in range(8)
+    )
+    assert said(found(text))[:2] == ("cause-not-told", ())
+
+
+def test_older_lines_of_the_watchdog_have_no_prefix_and_no_size() -> None:
+    text = "".join(
+        f"loss=2.6][E ProcessGroupNCCL.cpp:458] [Rank {rank}] Watchdog caught collective operation"
+        " timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1800441 ms\n"
+        f"[E ProcessGroupNCCL.cpp:1664] [PG 0 Rank {rank}] Exception (either an error or timeout) "
+        f"detected by watchdog at work: 9, last enqueued NCCL work: {8 if rank == 2 else 12}, last "
+        "completed NCCL work: 8.\n"
+        for rank in range(4)
+    )
+    assert said(found(text)) == ("collective-missing", (2,), LIKELY)
 
 
 def test_the_watchdog_of_nccl_tells_who_is_behind() -> None:
@@ -277,6 +299,19 @@ def test_the_watchdog_of_nccl_tells_who_is_behind() -> None:
             "/default_pg/0//cpu//0/3",
             "rank-absent",
             (3,),
+        ),
+        (
+            "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and "
+            "retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get("
+            "'0') got error: wait timeout after 600000ms, keys: /default_pg/0//cuda//0",
+            "rank-absent",
+            (0,),
+        ),
+        (
+            "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:317, invalid usage\n"
+            "[rank1]: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 65000",
+            "gpu-shared-by-ranks",
+            (0, 1),
         ),
         (
             "torch.distributed.DistStoreError: Timed out after 9 seconds waiting for clients. 3/4 "
@@ -306,7 +341,7 @@ def test_the_watchdog_of_nccl_tells_who_is_behind() -> None:
 )
 def test_a_launch_that_never_formed(error: str, code: str, ranks: tuple[int, ...]) -> None:
     cause = found(raised(1, error))
-    assert said(cause) == (code, ranks, CERTAIN)
+    assert said(cause) == (code, ranks, LIKELY if ranks == (0,) else CERTAIN)
 
 
 def test_clients_are_hosts_where_a_launcher_counts_them() -> None:
