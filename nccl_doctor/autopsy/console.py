@@ -64,9 +64,13 @@ _LAUNCHER = re.compile(
 
 @dataclass(frozen=True)
 class LineOrigin:
-    """Process that printed a line, by its prefix: None and "" for what the prefix does not say."""
+    """Process that printed a line, by its prefix: None and "" for what the prefix does not say.
+
+    `task` is the number that srun or mpirun puts before it: a rank, or a launcher of several.
+    """
 
     rank: int | None = None
+    task: int | None = None
     local_rank: int | None = None
     pid: int | None = None
     host: str = ""
@@ -173,9 +177,9 @@ def parted(raw: bytes) -> tuple[LineOrigin, str]:
         if match := prefix.match(text, at):
             at = match.end()
             found |= {name: value for name, value in match.groupdict().items() if value}
-    rank = found.get("rank") or found.get("task")
     origin = LineOrigin(
-        rank=int(rank) if rank else None,
+        rank=int(found["rank"]) if "rank" in found else None,
+        task=int(found["task"]) if "task" in found else None,
         local_rank=int(found["local"]) if "local" in found else None,
         pid=int(found["pid"]) if "pid" in found else None,
         host=found.get("host", ""),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from nccl_doctor import __version__
-from nccl_doctor.autopsy.console import Raised, Told, read_console
+from nccl_doctor.autopsy.console import Stack, Told, read_console
 from nccl_doctor.autopsy.flight import Dump, read_dump
 from nccl_doctor.autopsy.flight_rules import findings_of_dumps
 from nccl_doctor.autopsy.inputs import Content, found_in, read_error_file
@@ -113,7 +113,7 @@ def report_of(job: JobEnd, roots: Sequence[Finding], run: RunRecord) -> Report:
 
 def _consoles(
     paths: Sequence[str], standard_input: BinaryIO, read: Read, dumps: list[Dump]
-) -> Iterator[tuple[Source, Iterable[Raised | Told]]]:
+) -> Iterator[tuple[Source, Iterable[Stack | Told]]]:
     """Every text of the job, with its messages; the flight-recorder dumps go into `dumps`."""
     for found in found_in(paths, standard_input):
         source = Source.named(found.name)

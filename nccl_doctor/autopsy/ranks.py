@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import signal
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nccl_doctor.autopsy.console import LineOrigin, Raised, Stack, Told
 from nccl_doctor.autopsy.messages import Message
@@ -14,6 +16,7 @@ _MOST_KEPT = 64
 """Exceptions of one rank, and messages of one meaning, that are kept: the first ones."""
 _SIGNALS = {
     "Killed": -9,
+    "Out Of Memory": -9,
     "Segmentation fault": -11,
     "Terminated": -15,
     "Aborted": -6,
@@ -85,8 +88,9 @@ class Ended:
 class RankEnd:
     """End of one rank: None, "" and False where nothing says it.
 
-    `code` is its exit code, negative for a signal. `listed`: the launcher lists it among those that
-    failed; `blamed`: as the first one.
+    `code` is its exit code, negative for a signal; `is_local`: its number is only known as that on
+    its host; `out_of_memory`: the scheduler says that it was killed for it. `listed`: the launcher
+    lists it among those that failed; `blamed`: as the first one.
     """
 
     rank: int
@@ -95,6 +99,8 @@ class RankEnd:
     pid: int | None = None
     local_rank: int | None = None
     host: str = ""
+    is_local: bool = False
+    out_of_memory: bool = False
     listed: bool = False
     blamed: bool = False
     does_not_react: bool = False
@@ -174,10 +180,12 @@ class _JobMaker:
         self._job = JobEnd()
         self._ended: list[tuple[Source, Ended]] = []
         self._stacks: list[tuple[Source, Stack, Line]] = []
-        self._locals: dict[tuple[str, int], int] = {}
+        self._locals: dict[tuple[str, int], set[int]] = defaultdict(set)
         self._block: int | None = None
         self._root = False
         self._spawned = 0
+        self._by_local: list[tuple[str, int, int, str]] = []
+        self._agents = False
         self._seen: dict[str, set[int]] = {}
         self._launched: set[str] = set()
 
@@ -187,8 +195,13 @@ class _JobMaker:
         seen = self._seen.setdefault(source.name, set())
         if source.rank is not None:
             self._job.rank(source.rank)  # its file is there, even if it says nothing
+        spawned: tuple[int, int] | None = None
         for item in items:
             at = Line(source, item.line)
+            if isinstance(item, Told) and item.message.says == "spawn-raised":
+                spawned = item.line, int(item.message.values["rank"])
+            elif spawned is not None and item.line == spawned[0] + 1:
+                item = replace(item, origin=replace(item.origin, rank=spawned[1]))
             rank = item.origin.rank
             if rank is not None and rank < _MOST_RANKS:
                 seen.add(rank)
@@ -204,9 +217,18 @@ class _JobMaker:
         """The job, when all consoles were read."""
         job = self._job
         for source, ended in self._ended:
-            if ended.raised.of_launcher or ended.says("launcher"):
+            for message in ended.raised.messages:
+                self._launcher_says(source, message)
+            if ended.raised.of_launcher or ended.says("launcher", "spawn-ended"):
                 job.launcher.append(ended)
                 self._launched.add(source.name)
+        for name, local, code, pid in self._by_local:
+            number = self._rank_at(name, local)
+            if number is None and not self._locals:  # no block tells the rank: of one host, it is
+                number = local
+                job.rank(number).is_local = True
+            if number is not None:
+                self._ends(number, code, pid)
         alone = self._of_one_rank()
         for number in alone.values():
             job.rank(number)
@@ -247,12 +269,30 @@ class _JobMaker:
             return origin.rank
         if source.rank is not None:
             return source.rank
+        if origin.task is not None and not self._agents:
+            return min(origin.task, _MOST_RANKS)
         if origin.pid is not None and origin.pid in self._job.pids:
             return self._job.pids[origin.pid]
         local = source.local_rank if source.local_rank is not None else origin.local_rank
         if local is not None:
-            return self._locals.get((source.host, local))
+            return self._rank_at(source.name, local)
         return alone.get(source.name)
+
+    def _rank_at(self, name: str, local: int) -> int | None:
+        """Rank with this number on its host, by the text of this file, else by that of all."""
+        here = self._locals.get((name, local))
+        every = [ranks for (_, number), ranks in self._locals.items() if number == local]
+        known = here or set[int]().union(*every)
+        return next(iter(known)) if len(known) == 1 else None
+
+    def _launcher_says(self, source: Source, message: Message) -> None:
+        """Take what the exception of a launcher says of a rank."""
+        values = message.values
+        if message.says == "spawn-ended":
+            code = int(values["code"]) if "code" in values else -_number_of(values["signal"])
+            self._ends(_within(values["rank"]), code)
+        elif message.says == "launch-ended":
+            self._by_local.append((source.name, int(values["local"]), -int(values["signal"]), ""))
 
     def _told(self, source: Source, told: Told, at: Line) -> None:
         """Take one message: into its rank's record where it is about a rank."""
@@ -266,20 +306,34 @@ class _JobMaker:
             case "block-rank":
                 rank = job.rank(_within(values["rank"]))
                 rank.local_rank, rank.listed, rank.blamed = int(values["local"]), True, self._root
-                self._locals[(source.host, rank.local_rank)] = rank.rank
+                self._locals[source.name, rank.local_rank].add(rank.rank)
                 self._block, self._root = rank.rank, False
             case "block-code" if self._block is not None:
                 self._ends(self._block, int(values["code"]), values["pid"])
                 job.lists_all |= "named" in values
                 self._block = None
             case "failed":
+                self._agents = True
+                local, pid = int(values["local"]), values["pid"]
+                self._by_local.append((source.name, local, int(values["code"]), pid))
                 job.lists_all |= int(values.get("api", "0")) >= _LISTS_ALL_FROM
                 self._launched.add(source.name)
             case "terminates":
+                self._agents = True
                 self._launched.add(source.name)
+            case "watchdog" | "progress":
+                said = values.get("rank") if told.origin.rank is None else str(told.origin.rank)
+                if said is not None:
+                    self._calls(job.rank(_within(said)), told, at)
+            case _:
+                self._starter_says(source, message)
+
+    def _starter_says(self, source: Source, message: Message) -> None:
+        """Take what deepspeed, srun, mpirun or Ray says of a rank."""
+        job, values = self._job, message.values
+        match message.says:
             case "spawned":
                 self._ends(int(values.get("local", self._spawned)), None, values["pid"])
-                self._launched.add(source.name)
                 self._spawned += 1
             case "task-ended":
                 how = values["how"]
@@ -288,19 +342,20 @@ class _JobMaker:
                     code = int(found[1])
                 for number in numbers_of(values["ranks"]):
                     self._ends(number, code)
-                self._launched.add(source.name)
+                    job.rank(number).out_of_memory |= how.startswith("Out Of Memory")
             case "mpi-ended":
                 self._ends(_within(values["rank"]), -int(values["signal"]), values["pid"])
-                self._launched.add(source.name)
+            case "mpich-ended" if "rank" in values:
+                signal_or_code = -int(values["signal"]) if "signal" in values else None
+                code = signal_or_code or int(values["code"])
+                self._ends(_within(values["rank"]), code, values["pid"])
             case "mpi-exited":
                 self._ends(_within(values["rank"]), int(values["code"]))
-                self._launched.add(source.name)
             case "ray-rank":
                 self._ends(_within(values["rank"]), None, values["pid"])
-            case "watchdog" | "progress":
-                said = values.get("rank") if told.origin.rank is None else str(told.origin.rank)
-                if said is not None:
-                    self._calls(job.rank(_within(said)), told, at)
+            case _:
+                return
+        self._launched.add(source.name)
 
     def _ends(self, number: int, code: int | None, pid: str = "") -> None:
         """Note how a rank ended; the first end counts, as later ones are those of a restart."""
@@ -323,6 +378,10 @@ def numbers_of(text: str) -> Iterator[int]:
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
         yield from range(int(first), min(int(last or first) + 1, _MOST_RANKS))
+
+
+def _number_of(name: str) -> int:
+    return int(getattr(signal, name, 0))
 
 
 def _within(text: str) -> int:

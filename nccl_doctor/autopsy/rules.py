@@ -26,6 +26,7 @@ _BY_ITSELF = (-11, -7, -4, -8, -31)
 _LONGEST = 300
 """Characters of the text of an exception in a message."""
 _MOST_RANGES = 8
+_MOST_SIGNALS = 64
 _ABORT, _KILL, _TERMINATE = -6, -9, -15
 
 
@@ -205,13 +206,41 @@ def _ended_by_signal(job: JobEnd) -> Finding | None:
     rank, code = hard[0], hard[0].code
     assert code is not None
     words = f"it ended by {_signal(-code)}{_pid(rank)}"
+    sure = Confidence.LIKELY if rank.is_local else Confidence.CERTAIN
+    if rank.is_local:
+        words += "; its number is that on its host"
     if code != _KILL:
-        return _found(kinds.RANK_CRASHED, words, [rank], None)
+        return _found(kinds.RANK_CRASHED, words, [rank], None, confidence=sure)
+    if rank.out_of_memory:
+        return _found(kinds.OUT_OF_MEMORY_KILL, words, [rank], None, confidence=sure)
     for message, at in job.all("memory-kill"):
-        if rank.pid is None or int(message.values["pid"]) == rank.pid:
-            sure = Confidence.LIKELY if rank.pid is None else Confidence.CERTAIN
+        pid = message.values.get("pid")
+        if pid is None or rank.pid is None:
+            likely = Confidence.LIKELY
+            return _found(kinds.OUT_OF_MEMORY_KILL, words, [rank], at, confidence=likely)
+        if int(pid) == rank.pid:
             return _found(kinds.OUT_OF_MEMORY_KILL, words, [rank], at, confidence=sure)
-    return _found(kinds.RANK_KILLED, words, [rank], None)
+    return _found(kinds.RANK_KILLED, words, [rank], None, confidence=sure)
+
+
+def _ended_on_host(job: JobEnd) -> Finding | None:
+    """UCX, MPICH and the kernel name a process and its host, and not its rank."""
+    for message, at in [*job.all("caught-signal"), *job.all("mpich-ended")]:
+        values = message.values
+        number = int(values.get("signal") or values["code"])
+        known = job.pids.get(int(values["pid"]))
+        words = f"process {values['pid']} ended by {_signal(number)}"
+        if "signal" not in values and number > _MOST_SIGNALS:
+            words = f"process {values['pid']} ended with exit code {number}"
+        kind = kinds.RANK_KILLED if number in (-_KILL, 128 - _KILL) else kinds.RANK_CRASHED
+        ranks = [] if known is None else [job.rank(known)]
+        found = _found(kind, words, ranks, at, confidence=Confidence.LIKELY)
+        return found.replaced(where=found.where | Where(hosts=(values["host"],)))
+    for message, at in job.all("memory-kill"):
+        pid = message.values.get("pid")
+        words = f"process {pid} was killed" if pid else "a process of the step was killed"
+        return _found(kinds.OUT_OF_MEMORY_KILL, words, [], at, confidence=Confidence.LIKELY)
+    return None
 
 
 def _aborted(job: JobEnd) -> Finding | None:
@@ -466,6 +495,7 @@ RULES: Sequence[Rule] = (
     _own_exception,
     _stood_still,
     _ended_by_signal,
+    _ended_on_host,
     _aborted,
     _terminated_alone,
     _sizes_differ,

@@ -461,3 +461,66 @@ def test_stacks_of_a_job_that_hangs_tell_who_is_not_in_the_collective() -> None:
 def test_a_number_of_a_thousand_digits_is_no_number() -> None:
     text = "  rank      : 1 (local_rank: 0)\n  exitcode  : 9 (pid: 7)\n".replace("1", "1" * 5000)
     assert first_failure(job(text)) is None
+
+
+def test_slurm_says_that_memory_ran_out() -> None:
+    text = (
+        lost(0, 2) + "slurmstepd: error: Detected 1 oom_kill event in StepId=9.0. Some of the step"
+    )
+    text += " tasks have been OOM Killed.\nsrun: error: n1: tasks 1,3: Out Of Memory\n"
+    assert said(found(text)) == ("out-of-memory-kill", (1,), CERTAIN)
+    alone = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=191.batch cgroup.\n"
+    assert said(found(alone)) == ("out-of-memory-kill", (), LIKELY)
+
+
+def test_a_task_is_no_rank_where_each_runs_a_launcher() -> None:
+    text = raised(None, "KeyError: 7").replace("\n", "\n1: ")
+    assert said(found(f"1: {text}")) == ("rank-raised", (1,), CERTAIN)
+    agent = "1: E1127 api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 9) of binary: python\n"
+    assert said(found(f"1: {text}\n{agent}"))[:2] == ("rank-raised", ())
+
+
+def test_a_line_of_torchrun_without_its_block_tells_the_rank_of_the_host() -> None:
+    text = (
+        "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 3 "
+    )
+    cause = found(text + "(pid: 812917) of binary: /opt/venv/bin/python\n")
+    assert said(cause) == ("rank-killed", (3,), LIKELY)
+    assert "its number is that on its host" in cause.message
+
+
+def test_processes_of_torch_multiprocessing_are_ranks() -> None:
+    parent = (
+        'Traceback (most recent call last):\n  File "train.py", line 9, in <module>\n'
+        "torch.multiprocessing.spawn.{}\n"
+    )
+    killed = "ProcessExitedException: process 2 terminated with signal SIGKILL"
+    assert said(found(parent.format(killed))) == ("rank-killed", (2,), CERTAIN)
+    error = "ProcessRaisedException: \n\n-- Process 1 terminated with the following error:"
+    text = parent.format(error) + raised(None, "KeyError: 'a'")
+    assert said(found(text)) == ("rank-raised", (1,), CERTAIN)
+
+
+def test_mpich_and_ucx_name_a_process_and_its_host() -> None:
+    text = "=   PID 9665 RUNNING AT gpu7\n=   EXIT CODE: {}\n=   CLEANING UP REMAINING PROCESSES\n"
+    killed = found(text.format(9))
+    assert (killed.code, killed.where.hosts, killed.confidence) == (
+        "rank-killed",
+        ("gpu7",),
+        LIKELY,
+    )
+    ranked = "=   RANK 3 PID 9665 RUNNING AT gpu7\n=   KILLED BY SIGNAL: 11 (Segmentation fault)\n"
+    assert said(found(ranked)) == ("rank-crashed", (3,), CERTAIN)
+    ucx = "[gpu7:132060:0:132730] Caught signal 11 (Segmentation fault: address not mapped)\n"
+    crashed = found(ucx)
+    assert (crashed.code, crashed.where.hosts) == ("rank-crashed", ("gpu7",))
+
+
+def test_local_ranks_of_two_hosts_are_not_mixed_up() -> None:
+    failed = "E1127 api.py:1002] failed (exitcode: {}) local_rank: {} (pid: {}) of binary: python\n"
+    other = block({0: 1, 1: 1}, root=0).replace("rank      : 0", "rank      : 2")
+    other = other.replace("rank      : 1", "rank      : 3").replace("pid: 100", "pid: 200")
+    first = lost(0) + failed.format(-9, 1, 1001) + block({0: -15, 1: -9}, root=1)
+    second = lost(2, 3) + failed.format(1, 0, 2000) + other
+    for texts in ((first, second), (second, first), (first + second,), (second + first,)):
+        assert said(found(*texts)) == ("rank-killed", (1,), CERTAIN)
