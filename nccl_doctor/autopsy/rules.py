@@ -89,7 +89,7 @@ def _odd_fingerprint(job: JobEnd) -> Finding | None:
 
 
 def _odd_call(job: JobEnd) -> Finding | None:
-    """At one number of a group, by NCCL's watchdog on each rank, the fewest call something else."""
+    """Calls at one number of a group, by NCCL's watchdog on each rank: the fewest differ."""
     by_number: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
     for rank in job.ranks.values():
         about = rank.progress[0].message if rank.progress else None

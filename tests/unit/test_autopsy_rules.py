@@ -524,3 +524,15 @@ def test_local_ranks_of_two_hosts_are_not_mixed_up() -> None:
     second = lost(2, 3) + failed.format(1, 0, 2000) + other
     for texts in ((first, second), (second, first), (first + second,), (second + first,)):
         assert said(found(*texts)) == ("rank-killed", (1,), CERTAIN)
+
+
+@pytest.mark.skipif(not CONSOLES.is_dir(), reason="the samples are not here")
+@pytest.mark.parametrize(
+    "names",
+    [("pyspy.rank0.txt", "pyspy.rank3.txt"), ("con0.log", "con1.log", "con2.log", "con3.log")],
+)
+def test_real_stacks_of_a_rank_in_its_loader(names: tuple[str, ...]) -> None:
+    folder = CONSOLES.parent / "stacks"
+    cause = found(*((folder / name).read_text() for name in names), names=names)
+    assert said(cause) == ("loader-stalled", (3,), LIKELY)
+    assert "job.py:21 in load_batch" in cause.message
