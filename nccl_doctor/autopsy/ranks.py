@@ -184,6 +184,7 @@ class _JobMaker:
         self._block: int | None = None
         self._root = False
         self._spawned = 0
+        self._sources: list[Source] = []
         self._by_local: list[tuple[str, int, int, str]] = []
         self._agents = False
         self._seen: dict[str, set[int]] = {}
@@ -193,6 +194,7 @@ class _JobMaker:
         """Take what one console says."""
         self._block, self._root = None, False
         seen = self._seen.setdefault(source.name, set())
+        self._sources.append(source)
         if source.rank is not None:
             self._job.rank(source.rank)  # its file is there, even if it says nothing
         spawned: tuple[int, int] | None = None
@@ -229,6 +231,12 @@ class _JobMaker:
                 job.rank(number).is_local = True
             if number is not None:
                 self._ends(number, code, pid)
+        known = {number: ranks for (_, number), ranks in self._locals.items()}
+        if all(ranks == {number} for number, ranks in known.items()):  # the job has one host
+            for source in self._sources:
+                if source.local_rank is not None:
+                    job.rank(source.local_rank)
+                    self._locals[source.name, source.local_rank].add(source.local_rank)
         alone = self._of_one_rank()
         for number in alone.values():
             job.rank(number)

@@ -380,6 +380,8 @@ def _not_in_a_collective(job: JobEnd) -> Finding | None:
 def _only_silent(job: JobEnd) -> Finding | None:
     """The one rank without any exception is waited for, where all others time out."""
     timed, silent = _timed_out(job), job.silent
+    listed = [rank for rank in silent if rank.listed]  # of one host's text, only its own ranks are
+    silent = listed if len(listed) == 1 else silent
     if not timed or len(silent) != 1:
         return None
     words = f"{numbered('rank', [rank.rank for rank in timed], _MOST_RANGES)} waited and timed out"

@@ -40,7 +40,7 @@ CODES: Mapping[str, set[str]] = {
     "thread": {"rank-raised", "loader-stalled"},
     "disk-full": {"storage-full"},
     "launcher-terminated": {"job-stopped"},
-    "skips": {*_LATE, "collective-mismatch"},
+    "skips": {*_LATE, "collective-mismatch", "rank-ended-early", "rank-silent"},
     "other-operation": {"collective-missing", "collective-mismatch"},
     "other-size": {"collective-mismatch"},
     "crossed": {"collective-order", "collective-mismatch"},

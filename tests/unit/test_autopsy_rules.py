@@ -536,3 +536,14 @@ def test_real_stacks_of_a_rank_in_its_loader(names: tuple[str, ...]) -> None:
     cause = found(*((folder / name).read_text() for name in names), names=names)
     assert said(cause) == ("loader-stalled", (3,), LIKELY)
     assert "job.py:21 in load_batch" in cause.message
+
+
+def test_the_text_of_one_host_tells_which_of_its_ranks_is_silent() -> None:
+    other = block({2: 1, 3: -15}, root=2)
+    assert said(found(waited(2) + other)) == ("loader-stalled", (3,), LIKELY)
+
+
+def test_a_folder_of_torchrun_has_a_rank_that_is_in_no_list() -> None:
+    listed = lost(0, 1) + block({0: -15, 1: 1}, root=1)
+    names = ("console.log", *(f"logs/x/attempt_0/{rank}/stderr.log" for rank in range(3)))
+    assert said(found(listed, "", "", "", names=names)) == ("rank-ended-early", (2,), LIKELY)
