@@ -89,8 +89,8 @@ class RankEnd:
     """End of one rank: None, "" and False where nothing says it.
 
     `code` is its exit code, negative for a signal; `is_local`: its number is only known as that on
-    its host; `out_of_memory`: the scheduler says that it was killed for it. `listed`: the launcher
-    lists it among those that failed; `blamed`: as the first one.
+    its host; `out_of_memory`: the scheduler says that it was killed for it. `listed`: name of
+    the file in which a launcher lists it among those that failed; `blamed`: as the first one.
     """
 
     rank: int
@@ -101,7 +101,7 @@ class RankEnd:
     host: str = ""
     is_local: bool = False
     out_of_memory: bool = False
-    listed: bool = False
+    listed: str = ""
     blamed: bool = False
     does_not_react: bool = False
     calls: list[tuple[Told, Line]] = field(default_factory=list)
@@ -313,7 +313,8 @@ class _JobMaker:
                 self._root = True
             case "block-rank":
                 rank = job.rank(_within(values["rank"]))
-                rank.local_rank, rank.listed, rank.blamed = int(values["local"]), True, self._root
+                rank.local_rank, rank.listed = int(values["local"]), source.name
+                rank.blamed = self._root
                 self._locals[source.name, rank.local_rank].add(rank.rank)
                 self._block, self._root = rank.rank, False
             case "block-code" if self._block is not None:

@@ -313,9 +313,17 @@ def _loose_exception(job: JobEnd) -> Finding | None:
     own = [each for each in job.loose if each.is_own]
     if not own:
         return None
-    blamed = [rank for rank in job.ranks.values() if rank.blamed and not rank.is_victim]
-    if blamed and not own[0].raised.thread:
-        return _raised(own[0], blamed[:1])
+    # Each host's launcher blames a rank of its own: the one in the text of this exception counts.
+    blamed = [
+        rank
+        for rank in job.ranks.values()
+        if rank.blamed
+        and rank.code in (1, _ABORT)
+        and not rank.is_victim
+        and rank.listed == own[0].at.source.name
+    ]
+    if len(blamed) == 1 and not own[0].raised.thread:
+        return _raised(own[0], blamed)
     silent = job.silent
     if own[0].raised.thread and len(silent) == 1:
         return _raised(own[0], silent, confidence=Confidence.LIKELY)

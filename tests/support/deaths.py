@@ -28,7 +28,7 @@ CODES: Mapping[str, set[str]] = {
     "exits": _EXITS,
     "exits-at-once": _EXITS,
     "exits-with-text": {*_EXITS, "rank-raised"},
-    "ends-early": {"rank-ended-early", "rank-silent"},
+    "ends-early": {"rank-ended-early", "rank-silent", "rank-exited"},
     "killed": {"rank-killed", "rank-silent"},
     "crashes": {"rank-crashed", "rank-silent"},
     "aborts": {"rank-crashed", "rank-silent"},

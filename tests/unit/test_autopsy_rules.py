@@ -547,3 +547,12 @@ def test_a_folder_of_torchrun_has_a_rank_that_is_in_no_list() -> None:
     listed = lost(0, 1) + block({0: -15, 1: 1}, root=1)
     names = ("console.log", *(f"logs/x/attempt_0/{rank}/stderr.log" for rank in range(3)))
     assert said(found(listed, "", "", "", names=names)) == ("rank-ended-early", (2,), LIKELY)
+
+
+def test_an_exception_without_a_rank_is_of_the_host_in_whose_text_it_is() -> None:
+    late = "torch.distributed.DistStoreError: Timed out after 9 seconds waiting for clients. 3/4 "
+    first = raised(None, late + "clients joined.") + block({0: -15, 1: 1}, root=1)
+    second = raised(None, "FileNotFoundError: '/data'") + block({2: -15, 3: 1}, root=3)
+    for texts in ((first, second), (second, first)):
+        assert said(found(*texts)) == ("rank-raised", (3,), CERTAIN)
+    assert said(found(first + second))[:2] == ("rank-raised", ())
