@@ -7,6 +7,7 @@ import signal
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from nccl_doctor.autopsy.console import LineOrigin, Raised, Stack, Told
 from nccl_doctor.autopsy.messages import Message
@@ -79,8 +80,8 @@ class Ended:
         """True if a message of one of these names is in its text."""
         return any(message.says in names for message in self._messages)
 
-    @property
-    def _messages(self) -> list[Message]:
+    @cached_property
+    def _messages(self) -> list[Message]:  # every rule asks for them
         return self.raised.messages
 
 
@@ -130,7 +131,7 @@ class RankEnd:
 
 @dataclass
 class JobEnd:
-    """All that the consoles of a job tell.
+    """End of a job, by all of its consoles.
 
     `loose` are exceptions of ranks that are not known, `launcher` those of launchers. `told` are
     messages by their names, `pids` ranks by their processes. `lists_all`: torchrun lists every rank

@@ -7,7 +7,6 @@ victim's in half of them.
 
 from __future__ import annotations
 
-import signal
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from nccl_doctor.autopsy import kinds
 from nccl_doctor.autopsy.messages import Message
 from nccl_doctor.autopsy.ranks import Ended, JobEnd, Line, RankEnd, numbers_of
 from nccl_doctor.model.findings import Confidence, Finding, Kind, Severity, Where, numbered
+from nccl_doctor.system.forks import signal_name
 from nccl_doctor.toolkit.gpu.xid import xid_of
 from nccl_doctor.toolkit.groups.errors import meaning_of
 
@@ -139,7 +139,7 @@ def _all_interrupted(job: JobEnd) -> Finding | None:
         return None
     if signalled:
         message, at = signalled[0]
-        words = f"the launcher got {_signal(int(message.values['signal']))}"
+        words = f"the launcher got {signal_name(int(message.values['signal']))}"
     else:
         first = interrupted[0].own
         assert first is not None
@@ -205,7 +205,7 @@ def _ended_by_signal(job: JobEnd) -> Finding | None:
         return None
     rank, code = hard[0], hard[0].code
     assert code is not None
-    words = f"it ended by {_signal(-code)}{_pid(rank)}"
+    words = f"it ended by {signal_name(-code)}{_pid(rank)}"
     sure = Confidence.LIKELY if rank.is_local else Confidence.CERTAIN
     if rank.is_local:
         words += "; its number is that on its host"
@@ -229,7 +229,7 @@ def _ended_on_host(job: JobEnd) -> Finding | None:
         values = message.values
         number = int(values.get("signal") or values["code"])
         known = job.pids.get(int(values["pid"]))
-        words = f"process {values['pid']} ended by {_signal(number)}"
+        words = f"process {values['pid']} ended by {signal_name(number)}"
         if "signal" not in values and number > _MOST_SIGNALS:
             words = f"process {values['pid']} ended with exit code {number}"
         kind = kinds.RANK_KILLED if number in (-_KILL, 128 - _KILL) else kinds.RANK_CRASHED
@@ -615,10 +615,6 @@ def _call(text: str) -> str:
     """A fingerprint without its sequence number, which differs on a rank that left one out."""
     head, _, rest = text.partition("OpType=")
     return f"OpType={rest}" if rest else head
-
-
-def _signal(number: int) -> str:
-    return signal.Signals(number).name if number in [*signal.Signals] else f"signal {number}"
 
 
 def _pid(rank: RankEnd) -> str:

@@ -54,7 +54,10 @@ def main() -> None:
 
 
 def strike(fault: str) -> None:
-    """Strike this rank; return where the fault is in its next calls."""
+    """Strike this rank; return where the fault is in its next calls.
+
+    Sleeps are the fault itself: a rank that is alive and does not come.
+    """
     import torch
 
     if fault == "raises":
