@@ -110,7 +110,7 @@ def explain(code: str, whole: bool, as_json: bool) -> None:
     same pages.
     """
     from nccl_doctor import registry
-    from nccl_doctor.report.manual import check_page, code_page, code_screen
+    from nccl_doctor.report.manual import check_page, code_and_check_pages, code_page
     from nccl_doctor.toolkit.suggest import suggest
 
     found = registry.load()
@@ -130,13 +130,14 @@ def explain(code: str, whole: bool, as_json: bool) -> None:
     elif code in named:
         click.echo(check_page(named[code]))
     elif whole:
-        click.echo(code_page(found, code))
+        click.echo(code_and_check_pages(found, code))
     else:
         from nccl_doctor.report.story import recipe_for
         from nccl_doctor.toolkit.firewall.rulesets import tool_here
 
         tool = tool_here(_TOOL_S) if recipe_for(code) else ""  # it starts programs
-        click.echo(code_screen(found, code, tool))
+        click.echo(code_page(found, code, tool))
+        click.echo(f"\nAll of it: {PROGRAM} explain --all {code}")
 
 
 def _listed(found: Registry, names: Sequence[str], *, as_json: bool) -> str:

@@ -6,7 +6,7 @@ Each page is Markdown that reads as well in a terminal. Pure functions of what t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from nccl_doctor import registry
 from nccl_doctor.model.check import Check
@@ -26,50 +26,31 @@ _PLACEHOLDER = re.compile(r"[^\s(`]*<[A-Za-z][^<>`]*>(?:[^\s`]*[^\s`.,;)])?")
 """A word that holds `<something>`, which a browser would take for markup."""
 
 
-def code_page(found: Registry, code: str) -> str:
-    """The page of a finding code (the fix, why, how it is found), and those of the checks that find
-    it; no newline at the end.
+def code_page(found: Registry, code: str, tool: str = "") -> str:
+    """The page of a finding code; `tool`: with the commands of this firewall alone (`nft`).
+
+    No newline at the end.
 
     Raises:
         KeyError: nothing installed has this code.
     """
-    kind = found.kinds[code][0]
-    owners = found.owners.get(code, ())
-    named = {check.name: check for check in found.checks}
-    pages = [kind_page(kind, owners)]
-    pages += [check_page(named[name]) for name in owners if name in named]
+    return kind_page(found.kinds[code][0], _owners(found, code), tool)
+
+
+def code_and_check_pages(found: Registry, code: str) -> str:
+    """The page of a finding code, and those of the checks that find it.
+
+    Raises:
+        KeyError: nothing installed has this code.
+    """
+    pages = [code_page(found, code), *map(check_page, _owners(found, code))]
     return f"\n\n{_RULE}\n\n".join(pages)
 
 
-def code_screen(found: Registry, code: str, tool: str = "") -> str:
-    """One screen on a finding code: its meaning, the fix with this firewall `tool`, when it is
-    wrong, and the questions of the checks that find it.
-
-    Raises:
-        KeyError: nothing installed has this code.
-    """
-    kind = found.kinds[code][0]
+def _owners(found: Registry, code: str) -> list[Check]:
+    """The checks that find a code, in the order of the names in the registry."""
     named = {check.name: check for check in found.checks}
-    checks = [named[name] for name in found.owners.get(code, ()) if name in named]
-    by = [f"{check.name}: {registry.question(check)}" for check in checks]
-    wrong = [part for check in checks if (part := _section(registry.page(check), _WRONG))]
-    lines = [
-        *_heading(kind.code),
-        f"{kind.title}.",
-        "",
-        *_paragraph(kind.why),
-        "",
-        *_heading("How to fix", "-"),
-        *_fix(kind.fix),
-        *(["", *recipe.splitlines()] if (recipe := recipe_for(code, tool)) else []),
-        "",
-        *(([*_heading(_WRONG, "-"), shown(wrong[0]), ""]) if wrong else []),
-        *_heading("Checks that find it", "-"),
-        *(_bullets(iter(by)) if by else ["none: it is found by the engine"]),
-        "",
-        f"All of it: nccl-doctor explain --all {code}",
-    ]
-    return "\n".join(lines)
+    return [named[name] for name in found.owners.get(code, ()) if name in named]
 
 
 def _section(page: str, heading: str) -> str:
@@ -104,28 +85,30 @@ def shown(text: str) -> str:
     return "".join(parts)
 
 
-def kind_page(kind: Kind, owners: Sequence[str]) -> str:
-    """The page of a kind that these checks find: the fix, why it matters, how it is found."""
+def kind_page(kind: Kind, checks: Sequence[Check], tool: str = "") -> str:
+    """The page of a kind that these checks find: why it matters, the fix, when it is wrong, how it
+    is found. `tool`: with the commands of this firewall alone (`nft`).
+    """
+    recipe = recipe_for(kind.code, tool)
+    # Several checks are wrong at different times: each tells it on its own page.
+    wrong = _section(registry.page(checks[0]), _WRONG) if len(checks) == 1 else ""
+    by = [f"check {check.name}: {registry.question(check)}" for check in checks]
+    drains = "; drains the host with `--exit-profile slurm`" if Effect.DRAINS in kind.effects else ""
     lines = [
         *_heading(kind.code),
         f"{kind.title}.",
         "",
-        *_heading("How to fix", "-"),
-        *_fix(kind.fix),
-        *(["", *recipe.splitlines()] if (recipe := recipe_for(kind.code)) else []),
-        "",
-        *_heading("Why it matters", "-"),
         *_paragraph(kind.why),
         "",
+        *_heading("How to fix", "-"),
+        *_fix(kind.fix),
+        *(["", *recipe.splitlines()] if recipe else []),
+        "",
+        *([*_heading(_WRONG, "-"), shown(wrong), ""] if wrong else []),
         *_heading("How it is found", "-"),
+        *_bullets(by or ["found by the engine, in no check"], "- "),
         f"- layer: {kind.layer.value}",
-        f"- severity: {kind.severity.value}",
-        f"- check: {', '.join(owners) or 'none: found by the engine'}",
-        *(
-            ["- drains the host with `--exit-profile slurm`"]
-            if Effect.DRAINS in kind.effects
-            else []
-        ),
+        f"- severity: {kind.severity.value}{drains}",
     ]
     return "\n".join(lines)
 
@@ -134,9 +117,9 @@ def _heading(name: str, line: str = "=") -> list[str]:
     return [name, line * len(name), ""]
 
 
-def _bullets(items: Iterator[str]) -> Iterator[str]:
+def _bullets(items: Iterable[str], mark: str = "    - ") -> Iterator[str]:
     for item in items:
-        yield from wrapped(item, _WIDTH, "    - ")
+        yield from wrapped(item, _WIDTH, mark)
 
 
 def _fix(fix: str) -> Iterator[str]:

@@ -289,7 +289,7 @@ def test_pages_of_kinds_have_the_commands_as_code():
         Step(shell("# ip link set NIC up")),
         alternatives=["check the cable", Fix(Step(shell("reboot")))],
     )
-    page = kind_page(replace(SHUT, fix=fix), ["shm"]).partition("Why it matters")[0]
+    page = kind_page(replace(SHUT, fix=fix), []).partition("How it is found")[0]
     assert page.endswith(
         "\n\n    # on every host: UP?\n    ip -br link\n    # ip link set NIC up\n\n"
         "Or: check the cable\n\nOr:\n\n    reboot\n\n"

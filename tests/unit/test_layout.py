@@ -186,7 +186,7 @@ def test_every_kind_is_explained():
         for words in (kind.title, kind.why, kind.fix):
             assert words.strip() == words != "", kind.code
         assert not kind.title.endswith("."), kind.code
-        page = manual.code_page(FOUND, kind.code)
+        page = manual.code_and_check_pages(FOUND, kind.code)
         said = " ".join(page.split())  # lines are broken for a terminal
         name = "found by the engine" if check is None else check.name
         steps = [step.command for step in steps_of(kind.fix)]
@@ -200,7 +200,7 @@ def test_every_kind_is_explained():
 def test_what_explain_prints_is_that_page(kinds):
     printed = CliRunner().invoke(cli, ["explain", "--all", kinds[0].code])
     assert printed.exit_code == 0
-    assert printed.output == manual.code_page(FOUND, kinds[0].code) + "\n"
+    assert printed.output == manual.code_and_check_pages(FOUND, kinds[0].code) + "\n"
 
 
 # --- what is shipped; the wheel itself: tests/cli/test_docs_install.py ---

@@ -156,9 +156,8 @@ def pages_section(report: Report, checks: Checks) -> Html | None:
     parts, told = [], dict[str, Check]()
     owners = _owners(checks())
     for code, kind in kinds.items():
-        mine = {check.name: check for check in owners.get(code, ())}
-        told |= mine
-        page = element("pre", kind_page(kind, list(mine)))
+        told |= {check.name: check for check in owners.get(code, ())}
+        page = element("pre", kind_page(kind, owners.get(code, [])))
         parts.append(fold(element("b", code, id=anchor(code)), page))
     parts += [fold(f"check {name}", element("pre", check_page(told[name]))) for name in told]
     return element("section", element("h2", "What the codes mean"), *parts, id="pages")
