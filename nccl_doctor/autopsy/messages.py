@@ -63,11 +63,12 @@ def message_rows() -> tuple[MessageRow, ...]:
     return tuple(
         MessageRow(
             row["says"],
-            row["word"],
+            word,
             re.compile(row["pattern"]) if "pattern" in row else None,
             row.get("lines", 1),
             row.get("inside", False),
             row.get("other", False),
         )
         for row in read_table(__package__, "messages.toml")["message"]
+        for word in ([row["word"]] if isinstance(row["word"], str) else row["word"])
     )

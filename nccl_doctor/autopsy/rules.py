@@ -153,16 +153,22 @@ def _all_interrupted(job: JobEnd) -> Finding | None:
 
 def _cancelled(job: JobEnd) -> Finding | None:
     """Slurm says that it cancelled the step, and why, unless a rank failed before."""
-    failed = any(rank.own or (rank.code or 0) > 0 for rank in job.ranks.values())
-    if failed or not job.all("cancelled"):
+    if not job.all("cancelled"):
+        return None
+    message, at = next(
+        (each for each in job.all("cancelled") if {"reason", "state"} & {*each[0].values}),
+        job.all("cancelled")[0],
+    )
+    reason, state = message.values.get("reason", "").lower(), message.values.get("state", "")
+    by_itself = state not in ("", "CANCELLED")  # ranks then end with 1, as they lose each other
+    if any(r.own or ((r.code or 0) > 0 and not by_itself) for r in job.ranks.values()):
         return None
     if any(_is_hard(rank) and rank.code != _KILL for rank in job.ranks.values()):
         return None
-    message, at = job.all("cancelled")[0]
-    reason = message.values.get("reason", "").lower()
-    if not reason and any(rank.code == _KILL for rank in job.ranks.values()):
+    if not (reason or by_itself) and any(rank.code == _KILL for rank in job.ranks.values()):
         return None  # srun -K cancels the step as a rank was killed
     words = f"Slurm cancelled it due to {reason}" if reason else "Slurm cancelled it"
+    words = f"its state in Slurm is {state}" if by_itself else words
     return _found(kinds.JOB_STOPPED, words, [], at)
 
 

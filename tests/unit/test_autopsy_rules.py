@@ -141,6 +141,56 @@ def test_an_interrupt_on_every_rank_comes_from_outside() -> None:
     assert said(found(alone)) == ("rank-raised", (1,), CERTAIN)
 
 
+SACCT = """\
+JobID           JobName  Partition    Account  AllocCPUS      State ExitCode
+------------ ---------- ---------- ---------- ---------- ---------- --------
+4711              train        gpu        lab         64 {:>10} {:>8}
+4711.batch        batch                   lab         64     FAILED      1:0
+4711.0           python                   lab         64 {:>10} {:>8}
+"""
+"""What sacct prints, with the states and exit codes of the job and of its step."""
+
+
+@pytest.mark.parametrize("state", ["TIMEOUT", "PREEMPTED", "NODE_FAIL", "DEADLINE"])
+def test_the_state_of_the_job_in_slurm_outranks_ranks_that_lost_each_other(state: str) -> None:
+    ends = lost(0, 1, 2) + block({0: 1, 1: 1, 2: 1}, root=1)
+    for text in (
+        SACCT.format(state, "0:0", "CANCELLED", "0:15"),
+        f"JobID|State|ExitCode\n4711|{state}|0:0\n4711.0|CANCELLED|0:15\n",
+        f"JobId=4711 JobName=train\n   JobState={state} Reason=None Dependency=(null)\n",
+    ):
+        cause = found(ends, text)
+        assert said(cause) == ("job-stopped", (), CERTAIN)
+        assert f"its state in Slurm is {state}" in cause.message
+    raised_first = ends + raised(2, "KeyError: 3")
+    assert said(found(raised_first, text)) == ("rank-raised", (2,), CERTAIN)
+
+
+def test_a_step_that_slurm_cancelled_with_its_job_tells_no_cause() -> None:
+    killed = lost(0, 2) + block({0: 1, 1: -9, 2: 1}, root=1)
+    for state in ("FAILED", "COMPLETED", "CANCELLED by 1000", "CANCELLED+"):
+        text = SACCT.format(state, "1:0", "CANCELLED", "0:9")
+        assert said(found(killed, text)) == ("rank-killed", (1,), CERTAIN)
+    assert said(found(SACCT.format("CANCELLED+", "0:0", "CANCELLED", "0:15")))[0] == "job-stopped"
+    assert first_failure(job("step 4711 TIMEOUT=30 of NCCL\n4711 steps before TIMEOUT\n")) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SACCT.format("FAILED", "1:0", "OUT_OF_ME+", "0:125"),
+        "4711|OUT_OF_MEMORY|0:125\n",
+        "   JobState=OUT_OF_MEMORY Reason=OutOfMemory Dependency=(null)\n",
+        "    Last State:  Terminated\n      Reason:    OOMKilled\n      Exit Code: 137\n",
+        "      terminated:\n        exitCode: 137\n        reason: OOMKilled\n",
+    ],
+)
+def test_a_scheduler_tells_that_memory_was_the_reason(text: str) -> None:
+    killed = lost(0, 2) + block({0: 1, 1: -9, 2: 1}, root=1)
+    assert said(found(killed, text)) == ("out-of-memory-kill", (1,), LIKELY)
+    assert said(found(text)) == ("out-of-memory-kill", (), LIKELY)
+
+
 def test_slurm_says_why_it_cancelled() -> None:
     text = "slurmstepd: error: *** STEP 9.0 ON n1 CANCELLED AT 2026-11-27T23:41 DUE TO TIME LIMIT"
     cause = found(f"{text} ***\nsrun: error: n1: tasks 0-3: Terminated\n")
