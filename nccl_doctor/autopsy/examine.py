@@ -8,7 +8,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from nccl_doctor import __version__
@@ -18,6 +18,7 @@ from nccl_doctor.autopsy.flight_rules import findings_of_dumps
 from nccl_doctor.autopsy.inputs import Content, found_in, read_error_file
 from nccl_doctor.autopsy.kinds import CAUSE_NOT_TOLD
 from nccl_doctor.autopsy.ranks import JobEnd, Source, job_of
+from nccl_doctor.autopsy.ras import RasAnswer, findings_of_ras, read_ras
 from nccl_doctor.autopsy.rules import first_failure, victims
 from nccl_doctor.model.cluster import Cluster, Host, Rank
 from nccl_doctor.model.findings import Confidence, Finding, Level
@@ -30,10 +31,14 @@ NOTHING = "Nothing in the given files shows a failure of a rank"
 
 @dataclass
 class Read:
-    """Inputs that were read, for the report: their number, and their bytes."""
+    """Inputs that were read: their number and their bytes, for the report, and those that are no
+    consoles.
+    """
 
     files: int = 0
     size: int = 0
+    dumps: list[Dump] = field(default_factory=list)
+    answers: list[RasAnswer] = field(default_factory=list)
 
 
 def examine(paths: Sequence[str], standard_input: BinaryIO, *, started: str) -> Report:
@@ -44,14 +49,16 @@ def examine(paths: Sequence[str], standard_input: BinaryIO, *, started: str) -> 
     """
     began = time.monotonic()
     read = Read()
-    dumps: list[Dump] = []
-    job = job_of(_consoles(paths, standard_input, read, dumps))
+    job = job_of(_consoles(paths, standard_input, read))
     if not read.size:
         raise ValueError(f"{', '.join(paths)}: there is no text of a job, and no dump")
-    for dump in dumps:
+    for dump in read.dumps:
         if dump.rank is not None:
             job.rank(dump.rank)
-    causes = first_failures(job, dumps)
+    for answer in read.answers:
+        for (pid, host), number in answer.ranks.items():
+            job.rank(number).pid, job.rank(number).host = pid, host
+    causes = first_failures(job, read.dumps, read.answers)
     run = RunRecord(
         id=secrets.token_hex(8),
         started=started,
@@ -64,12 +71,15 @@ def examine(paths: Sequence[str], standard_input: BinaryIO, *, started: str) -> 
     return report_of(job, causes, run)
 
 
-def first_failures(job: JobEnd, dumps: Sequence[Dump]) -> list[Finding]:
-    """Causes by the text if they are certain, else by the dumps, else by the text."""
+def first_failures(
+    job: JobEnd, dumps: Sequence[Dump], answers: Sequence[RasAnswer] = ()
+) -> list[Finding]:
+    """Causes by the text if they are certain; else by the dumps, by RAS, or by the text."""
     told = first_failure(job)
     if told is not None and told.confidence is Confidence.CERTAIN and told.kind != CAUSE_NOT_TOLD:
         return [told]
-    return findings_of_dumps(dumps) or ([] if told is None else [told])
+    by_state = findings_of_dumps(dumps) or findings_of_ras(answers)
+    return by_state or ([] if told is None else [told])
 
 
 def examine_files(paths: Sequence[str], *, started: str) -> Report:
@@ -112,9 +122,9 @@ def report_of(job: JobEnd, roots: Sequence[Finding], run: RunRecord) -> Report:
 
 
 def _consoles(
-    paths: Sequence[str], standard_input: BinaryIO, read: Read, dumps: list[Dump]
+    paths: Sequence[str], standard_input: BinaryIO, read: Read
 ) -> Iterator[tuple[Source, Iterable[Stack | Told]]]:
-    """Every text of the job, with its messages; the flight-recorder dumps go into `dumps`."""
+    """Every text of the job, with its messages; what is no text goes into `read`."""
     for found in found_in(paths, standard_input):
         source = Source.named(found.name)
         if found.content is Content.CONSOLE:
@@ -125,8 +135,10 @@ def _consoles(
             raise ValueError(
                 f"{found.name} is a report of nccl-doctor: nccl-doctor report show {found.name}"
             )
+        elif found.content is Content.RAS:
+            read.answers.append(read_ras(found.whole(), found.name))
         else:
-            dumps.append(read_dump(found.whole(), found.name))
+            read.dumps.append(read_dump(found.whole(), found.name))
         read.files += 1
         read.size += found.size
 

@@ -21,6 +21,7 @@ from typing import IO, Any, BinaryIO, cast
 
 from nccl_doctor.autopsy.console import LineOrigin, Raised, read_console
 from nccl_doctor.autopsy.flight import is_dump
+from nccl_doctor.autopsy.ras import is_ras
 from nccl_doctor.system.helpers import alive
 from nccl_doctor.system.terminal import safe
 
@@ -39,6 +40,7 @@ class Content(Enum):
     CONSOLE = "console"
     DUMP = "flight-recorder dump"
     ERROR_FILE = "error file of torchelastic"
+    RAS = "answer of NCCL's RAS"
     REPORT = "report of nccl-doctor"
     BINARY = "neither text nor a dump"
 
@@ -187,6 +189,8 @@ def content_of(head: bytes) -> Content:
         return Content.REPORT
     if head[:1] == b"{" and b'"message"' in head and b'"extraInfo"' in head:
         return Content.ERROR_FILE
+    if is_ras(head):
+        return Content.RAS
     return Content.BINARY if b"\0" in head else Content.CONSOLE
 
 

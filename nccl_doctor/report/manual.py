@@ -93,7 +93,9 @@ def kind_page(kind: Kind, checks: Sequence[Check], tool: str = "") -> str:
     # Several checks are wrong at different times: each tells it on its own page.
     wrong = _section(registry.page(checks[0]), _WRONG) if len(checks) == 1 else ""
     by = [f"check {check.name}: {registry.question(check)}" for check in checks]
-    drains = "; drains the host with `--exit-profile slurm`" if Effect.DRAINS in kind.effects else ""
+    drains = (
+        "; drains the host with `--exit-profile slurm`" if Effect.DRAINS in kind.effects else ""
+    )
     lines = [
         *_heading(kind.code),
         f"{kind.title}.",

@@ -231,7 +231,7 @@ def test_an_answer_of_another_shape_blames_no_rank(text: str, communicators: int
         assert each["unresponsive"] == each["dead"] == each["behind"] == ""
 
 
-@pytest.mark.parametrize("text", ["[]", '{"broken": '])
+@pytest.mark.parametrize("text", ["[]", '{"broken": ', '{"deep": ' + "[" * 1500])
 def test_an_answer_that_is_no_object_is_kept_as_text(text: str) -> None:
     assert summary(text, 1) == {"answer": "text", "text": text.strip()}
 

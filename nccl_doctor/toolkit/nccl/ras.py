@@ -96,7 +96,7 @@ def summary(text: str, pid: int) -> dict[str, Any]:
     `collectives` (what → ranks; only those that at least one rank did), `missing`,
     `unresponsive`, `dead` and `behind` (ranks that did fewer collectives of a kind than others).
     """
-    data = _parse(text)
+    data = parsed_status(text)
     if data is None:
         return {"answer": "text", "text": text.strip()[:_MAX_TEXT]}
     communicators = [_communicator(each) for each in _tables(data.get("communicators"))]
@@ -180,12 +180,13 @@ def _left(until: float) -> float:
     return left
 
 
-def _parse(text: str) -> Mapping[str, Any] | None:
+def parsed_status(text: str) -> Mapping[str, Any] | None:
+    """An answer in JSON, with the commas that NCCL 2.28.9 leaves out; None if it is none."""
     text = text[text.find("{") :] if "{" in text else text
     for attempt in (text, _MISSING_COMMA.sub(r"\1,\2", text)):
         try:
             data = json.loads(attempt)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         return data if isinstance(data, Mapping) else None
     return None
