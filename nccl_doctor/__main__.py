@@ -20,6 +20,8 @@ _READS_S = 600.0
 """Time limit of every other command. Ten thousand ranks are judged in a fraction of it."""
 _COMMANDS = ("run", "env", "checks", "explain", "report", "schema", "completion")
 
+_NO_COMMAND = "No such command"
+"""Beginning of click's words, for which it has no class."""
 _COMPLETE = "_NCCL_DOCTOR_COMPLETE"
 """Set by the scripts of `completion`, which name it too."""
 
@@ -54,7 +56,8 @@ def program() -> int:
 
 
 def command_line() -> int:
-    """Run the command line; every error is one line on stderr.
+    """Run the command line; every error is one line on stderr, and the usage line where the line
+    that was typed is wrong.
 
     Returns: the exit code. 2 on a usage or configuration error, 3 where stdout cannot be written
         or where something else than this program wants to end it; in an exit profile, what that
@@ -65,7 +68,7 @@ def command_line() -> int:
     import click
 
     from nccl_doctor.cli import cli
-    from nccl_doctor.cli.help import PROGRAM
+    from nccl_doctor.cli.help import PROGRAM, usage_of
     from nccl_doctor.system.masking import masked
     from nccl_doctor.system.shortage import shortage_of
     from nccl_doctor.system.terminal import CannotPrint, complain, inert, lines, protect
@@ -85,6 +88,10 @@ def command_line() -> int:
     except click.ClickException as error:
         message = masked(error.format_message())
         complain(f"error: {message}")
+        of_line = (click.BadParameter, click.NoSuchOption, click.BadOptionUsage)
+        ctx = getattr(error, "ctx", None)  # click's parser of options does not know it
+        if ctx and (isinstance(error, of_line) or message.startswith(_NO_COMMAND)):
+            complain(usage_of(ctx))
         code = without_report(message, error.exit_code)
     except click.Abort:
         complain("interrupted")

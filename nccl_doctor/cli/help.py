@@ -35,6 +35,12 @@ def need_command(ctx: click.Context) -> None:
         ctx.exit(2)
 
 
+def usage_of(ctx: click.Context) -> str:
+    """The usage line of a command, and where to read more."""
+    usage = " ".join(ctx.get_usage().removeprefix("Usage: ").split())
+    return f"usage: {usage}; see {ctx.command_path} --help"
+
+
 class Example(NamedTuple):
     """Task and command: one line, or several that end in a backslash."""
 

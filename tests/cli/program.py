@@ -81,10 +81,13 @@ def calls_in_one(
 
 
 def error_of(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line of a usage error; asserts that it is one, alone, on stderr, with exit 2."""
+    """The one line of a usage error, which the usage line may follow; asserts that nothing else is
+    printed, and exit 2.
+    """
     assert done.returncode == 2, done
     assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
+    line, *more = done.stderr.splitlines()
+    assert not more or (len(more) == 1 and more[0].startswith("nccl-doctor: usage: "))
     prefix = "nccl-doctor: error: "
     assert line.startswith(prefix)
     return line.removeprefix(prefix)

@@ -180,6 +180,24 @@ def test_one_clear_line(arguments, calls):
     assert not list(folder.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "usage"),
+    [
+        ("run --frobnicate", "nccl-doctor run [OPTIONS] [-- COMMAND ...]; see nccl-doctor run --"),
+        ("run --nnodes x", "nccl-doctor run [OPTIONS] [-- COMMAND ...]; see nccl-doctor run --"),
+        ("report diff a", "nccl-doctor report diff [OPTIONS] OLD NEW; see nccl-doctor report diff"),
+        ("frobnicate", "nccl-doctor [OPTIONS] [COMMAND] [ARGS]...; see nccl-doctor --help"),
+        ("report show no.json", ""),
+        ("run --nnodes 2", ""),
+    ],
+)
+def test_the_usage_line_follows_where_the_line_is_wrong(arguments, usage):
+    _, *more = program(*arguments.split()).stderr.splitlines()
+    assert [line.startswith(f"nccl-doctor: usage: {usage}") for line in more] == [True] * bool(
+        usage
+    )
+
+
 def test_a_folder_that_cannot_be_written(tmp_path):
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
