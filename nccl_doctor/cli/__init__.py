@@ -13,7 +13,7 @@ from nccl_doctor.cli.autopsy import autopsy
 from nccl_doctor.cli.completion import complete_files, completion
 from nccl_doctor.cli.examination import env, run
 from nccl_doctor.cli.help import PROGRAM, RUN_EXITS, ManualGroup, need_command
-from nccl_doctor.cli.pages import checks, explain, schema
+from nccl_doctor.cli.pages import checks, explain, schema, versions
 from nccl_doctor.cli.reports import report
 
 
@@ -35,15 +35,23 @@ from nccl_doctor.cli.reports import report
         ("The meaning of a finding, and the fix", "nccl-doctor explain peer-one-way"),
     ),
 )
-@click.version_option(__version__, prog_name=PROGRAM, message="%(prog)s %(version)s")
+@click.option(
+    "--version", is_flag=True, help="Show the version and exit; with -v: of what it runs with."
+)
+@click.option("-v", "--verbose", is_flag=True, hidden=True)
 # `deepspeed --module nccl_doctor run` puts it in front of `run`; LOCAL_RANK says the same.
 @click.option("--local_rank", type=int, hidden=True, expose_value=False)
 @click.pass_context
-def cli(ctx: click.Context, /) -> None:
+def cli(ctx: click.Context, /, version: bool, verbose: bool) -> None:
     """Examine a training cluster before the job runs, and name what is wrong, where, and the fix.
 
     `nccl-doctor COMMAND --help` shows the options. `python -m nccl_doctor` is the same program.
     """
+    if version:
+        click.echo(versions() if verbose else f"{PROGRAM} {__version__}")
+        ctx.exit()
+    if verbose:
+        raise click.NoSuchOption("-v", ctx=ctx)
     need_command(ctx)
 
 

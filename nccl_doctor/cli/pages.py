@@ -8,6 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -168,6 +169,52 @@ def _listed(found: Registry, names: Sequence[str], *, as_json: bool) -> str:
         return json.dumps(rows, indent=1)
     lines = [(row.get("code") or row["check"], row["title"]) for row in rows]
     return str(tabulate(lines, tablefmt="plain", disable_numparse=True))
+
+
+def versions() -> str:
+    """The version of this program and what it would run with, as for a ticket: Python, and torch
+    and DeepSpeed as they would be imported. Imports none of them.
+    """
+    import importlib.metadata
+    import importlib.util
+    import platform
+
+    from nccl_doctor import __file__ as own_file
+    from nccl_doctor import __version__
+
+    home = Path(own_file).parent
+    commit = commit_at(home.parent / ".git")
+    rows = [
+        (PROGRAM, f"{__version__}, commit {commit}" if commit else __version__, home),
+        ("python", platform.python_version(), sys.executable),
+    ]
+    for name in ("torch", "deepspeed"):
+        found = importlib.util.find_spec(name)
+        if found is None:
+            rows.append((name, "not installed", ""))
+            continue
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            version = "of unknown version"
+        rows.append((name, version, Path(found.origin or "unknown").parent))
+    return "\n".join(f"{name} {version}" + f" ({at})" * bool(at) for name, version, at in rows)
+
+
+def commit_at(git: Path) -> str:
+    """The commit that a checkout is at, shortened; empty where there is none to be read."""
+    try:
+        head = git.joinpath("HEAD").read_text(encoding="ascii").strip()
+        ref = head.removeprefix("ref: ")
+        if ref != head:
+            packed = git / "packed-refs"
+            lines = packed.read_text(encoding="utf-8").splitlines() if packed.is_file() else []
+            known = {name: commit for commit, _, name in (line.partition(" ") for line in lines)}
+            file = git / ref
+            head = file.read_text(encoding="ascii") if file.is_file() else known.get(ref, "")
+    except (OSError, ValueError):
+        return ""
+    return head.strip()[:12]
 
 
 @click.command(

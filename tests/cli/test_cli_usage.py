@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import os
+import platform
 import resource
 import subprocess
 import sys
@@ -11,8 +14,11 @@ from subprocess import CompletedProcess
 
 import pytest
 
+import nccl_doctor
+from nccl_doctor import __version__
 from nccl_doctor.cli import cli
 from nccl_doctor.cli.line import stand_alone
+from nccl_doctor.cli.pages import commit_at
 from nccl_doctor.report.formats import formats
 from tests.cli.program import calls_in_one, error_of, program
 from tests.support.rows import each_row
@@ -429,9 +435,39 @@ def test_help_costs_little_more_than_click():
 
 
 def test_version():
-    from nccl_doctor import __version__
-
     assert program("--version").stdout == f"nccl-doctor {__version__}\n"
+
+
+def test_the_version_in_full_is_that_of_what_it_runs_with():
+    own, python, torch, deepspeed = program("--version", "-v").stdout.splitlines()
+    assert own.startswith(f"nccl-doctor {__version__}")
+    assert own.endswith(f"({Path(nccl_doctor.__file__).parent})")
+    assert python == f"python {platform.python_version()} ({sys.executable})"
+    where = Path(importlib.util.find_spec("torch").origin).parent
+    assert torch == f"torch {importlib.metadata.version('torch')} ({where})"
+    assert deepspeed.startswith("deepspeed ")
+    assert "No such option '-v'" in error_of(program("-v", "checks"))
+
+
+@pytest.mark.parametrize(
+    ("files", "commit"),
+    [
+        ({}, ""),
+        ({"HEAD": "0123456789abcdef0123\n"}, "0123456789ab"),
+        ({"HEAD": "ref: refs/heads/x\n", "refs/heads/x": "abcdef0123456789\n"}, "abcdef012345"),
+        (
+            {"HEAD": "ref: refs/heads/x", "packed-refs": "# pack\nfedc0123 refs/heads/x\n"},
+            "fedc0123",
+        ),
+        ({"HEAD": "ref: refs/heads/x\n"}, ""),
+        ({"HEAD": "\udcff"}, ""),
+    ],
+)
+def test_the_commit_of_a_checkout(files, commit, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, errors="surrogateescape")
+    assert commit_at(tmp_path) == commit
 
 
 def test_output_that_cannot_show_every_character():
