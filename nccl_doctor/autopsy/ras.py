@@ -35,7 +35,7 @@ _GONE = {"DEAD": "is dead for RAS: its host cannot be reached", "INCOMPLETE": "d
 
 
 @dataclass(frozen=True)
-class Process:
+class RasProcess:
     """A process of the job; its rank is that in the communicator, None where it is not told."""
 
     pid: int | None
@@ -55,7 +55,7 @@ class Communicator:
     size: int = 0
     launched: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     others: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    processes: dict[int, Process] = field(default_factory=dict)
+    processes: dict[int, RasProcess] = field(default_factory=dict)
 
     def behind(self) -> Iterator[tuple[str, int, int, list[int]]]:
         """Operation, lower and usual number, and the ranks that have the lower one: fewer than
@@ -77,7 +77,7 @@ class RasAnswer:
 
     name: str
     communicators: list[Communicator] = field(default_factory=list)
-    gone: dict[str, list[Process]] = field(default_factory=lambda: defaultdict(list))
+    gone: dict[str, list[RasProcess]] = field(default_factory=lambda: defaultdict(list))
     largest: int = 0
 
     @property
@@ -96,7 +96,7 @@ class RasAnswer:
             if each.rank is not None and often[each.pid, each.host] == 1
         }
 
-    def place_of(self, processes: Iterable[Process]) -> Where:
+    def place_of(self, processes: Iterable[RasProcess]) -> Where:
         """Hosts of these processes, and their ranks as far as they are known."""
         processes, ranks = [*processes], self.ranks
         known = {ranks[key] for each in processes if (key := (each.pid, each.host)) in ranks}
@@ -163,7 +163,7 @@ def _behind(answers: Sequence[RasAnswer]) -> Iterator[list[tuple[str, int, int, 
         yield [late for one in answer.communicators for late in one.behind()]
 
 
-def _gone(answer: RasAnswer, words: str, processes: Sequence[Process]) -> Finding:
+def _gone(answer: RasAnswer, words: str, processes: Sequence[RasProcess]) -> Finding:
     pids = ", ".join(str(each.pid) for each in processes[:4] if each.pid)
     return Finding(
         kinds.RANK_SILENT,
@@ -200,14 +200,14 @@ def _of_text(lines: Sequence[str], name: str) -> RasAnswer:
         elif found := _OPERATION.match(line):
             operation, group = found["name"], None
         elif words and (found := _PROCESS.match(line)):
-            answer.gone[words].append(Process(int(found["pid"]), found["host"]))
+            answer.gone[words].append(RasProcess(int(found["pid"]), found["host"]))
         elif operation and (found := _SEVERAL.match(line)):
             group = int(found["count"] or 0)
             one.others[operation][group] += int(found["ranks"])
         elif found := _RANK.match(line):
             rank = int(found["rank"])
             pid = int(found["pid"]) if found["pid"] else None
-            one.processes[rank] = Process(pid, found["host"] or "", rank)
+            one.processes[rank] = RasProcess(pid, found["host"] or "", rank)
             if words:
                 answer.gone[words].append(one.processes[rank])
             elif operation and (found["count"] or found["none"]):
@@ -244,9 +244,9 @@ def _communicator(each: Mapping[str, Any], answer: RasAnswer) -> Communicator:
     return one
 
 
-def _process(table: Mapping[str, Any], rank: int) -> Process:
+def _process(table: Mapping[str, Any], rank: int) -> RasProcess:
     pid, host = table.get("pid"), table.get("host")
-    return Process(
+    return RasProcess(
         pid if isinstance(pid, int) else None, host[:253] if isinstance(host, str) else "", rank
     )
 

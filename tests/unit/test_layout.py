@@ -112,6 +112,7 @@ OPENS = {  # modules of the engine that open files themselves
         "what is shipped with the program",
     ),
     "autopsy/inputs": "in a child, by helpers.send",
+    "cli/from_python": "a temporary folder of its own",
     "system/terminal": "stdout and stderr",
 }
 NO_FILE = ("os", "tarfile", "formatter")
