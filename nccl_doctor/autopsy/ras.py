@@ -36,7 +36,7 @@ _GONE = {"DEAD": "is dead for RAS: its host cannot be reached", "INCOMPLETE": "d
 
 @dataclass(frozen=True)
 class RasProcess:
-    """A process of the job; its rank is that in the communicator, None where it is not told."""
+    """Process of the job. `rank` is that in the communicator; None if unknown."""
 
     pid: int | None
     host: str
@@ -48,7 +48,7 @@ class Communicator:
     """Ranks of one communicator, as one answer shows them.
 
     `launched` is, by operation, the number that each rank has launched; `others` are how many
-    ranks, of which the text gives no number, have launched how many. `size` is 0 where not told.
+    ranks, of which the text gives no number, have launched how many. `size` is 0 if unknown.
     """
 
     name: str
@@ -97,7 +97,7 @@ class RasAnswer:
         }
 
     def place_of(self, processes: Iterable[RasProcess]) -> Where:
-        """Hosts of these processes, and their ranks as far as they are known."""
+        """Hosts of these processes, and those of their ranks that are known."""
         processes, ranks = [*processes], self.ranks
         known = {ranks[key] for each in processes if (key := (each.pid, each.host)) in ranks}
         hosts = {each.host for each in processes} - {""}
