@@ -46,10 +46,22 @@ _TRACEBACK = "Traceback (most recent call last)"
 _THREAD = "Exception in thread "
 _CHAINED = ("During handling of the above", "The above exception was the direct cause")
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]*)", line (?P<line>\d+)(?:,? in (?P<name>.*))?')
-_STACKS = ("Current thread 0x", ': "MainThread"')
-"""Words of the first line of a stack: of faulthandler, and of py-spy."""
-_PY_SPY = re.compile(r"Thread (?P<pid>\d{1,10}) \(")
-_PY_SPY_FRAME = re.compile(r"    (?P<name>\S.*?) \((?P<file>[^()]+):(?P<line>\d{1,9})\)$")
+_STACKS = ("Current thread 0x", ': "MainThread"', "Thread 1 (")
+"""Words of the first line of a main thread's stack: of faulthandler, of py-spy, and of gdb."""
+_MAIN_THREADS = (
+    re.compile(r"Current thread 0x"),
+    re.compile(r'Thread (?P<pid>\d{1,10}) .*: "MainThread"'),
+    re.compile(r"Thread 1 \((?:Thread 0x[\da-f]+ \()?(?:LWP|process) (?P<pid>\d{1,10})\)"),
+)
+_STACK_FRAMES = (
+    re.compile(r"    (?P<name>\S.*) \((?P<file>[^()]+?)(?::(?P<line>\d{1,9}))?\)$"),  # py-spy
+    re.compile(  # gdb
+        r"#\d+ +(?:0x[\da-f]+ in )?(?P<name>\S.*) \(.*\)"
+        r"(?: at (?P<file>\S+):(?P<line>\d{1,9})| from (?P<library>\S+))?$"
+    ),
+)
+_WAITS = re.compile(r"(?:c10d|gloo)::|p?nccl[A-Z]")
+"""Functions of torch, gloo and NCCL in which a thread waits for other ranks."""
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(?:: |:?$)")
 _ELSEWHERE = re.compile(r"\[|[EWIF]\d{4} |[=-]{3}|srun:|prterun|mpirun")
 """Beginnings of lines that do not belong to an exception any more."""
@@ -86,11 +98,12 @@ class Frame:
 
     @property
     def is_own(self) -> bool:
-        """True if it is of the job's own code, not of an installed package."""
-        return not _PACKAGE.search(self.file)
+        """True if it is of the job's own code, not of an installed package, and of Python."""
+        return self.file.endswith(".py") and not _PACKAGE.search(self.file)
 
     def __str__(self) -> str:
-        return f"{self.file.rpartition('/')[2]}:{self.line} in {self.function}"
+        place = f"{self.file.rpartition('/')[2]}:{self.line}" if self.line else self.file
+        return f"{place} in {self.function}"
 
 
 @dataclass
@@ -108,8 +121,11 @@ class Stack:
 
     @property
     def is_in_collective(self) -> bool:
-        """True if it waits in a call of torch.distributed."""
-        return any("torch/distributed/" in frame.file for frame in self.frames)
+        """True if it waits in a call of torch.distributed, or below it in gloo or NCCL."""
+        return any(
+            "torch/distributed/" in frame.file or _WAITS.match(frame.function)
+            for frame in self.frames
+        )
 
 
 @dataclass
@@ -199,6 +215,18 @@ def _pieces(stream: Readable) -> Iterator[bytes]:
         yield rest + b"\n"
 
 
+def _frame_of_stack(text: str) -> Frame | None:
+    """The frame that a line of a stack shows; it may be of a library, without file and line."""
+    if match := _FRAME.match(text):
+        return Frame(match["file"], int(match["line"]), (match["name"] or "").strip())
+    for pattern in _STACK_FRAMES:
+        if match := pattern.match(text):
+            found = match.groupdict()
+            file = found["file"] or (found.get("library") or "").rpartition("/")[2]
+            return Frame(file, int(found["line"] or 0), found["name"].partition("(")[0].strip())
+    return None
+
+
 class _ConsoleReader:
     """State of one console between its lines."""
 
@@ -267,18 +295,18 @@ class _ConsoleReader:
 
     def _of_stack(self, origin: LineOrigin, text: str) -> Iterator[Stack]:
         now = self._stacks.get(origin)
-        match = _FRAME.match(text) or _PY_SPY_FRAME.match(text)
-        if now is not None and match is not None:  # the innermost first
-            name = (match["name"] or "").strip()
-            now.frames.insert(0, Frame(match["file"], int(match["line"]), name))
+        frame = None if now is None else _frame_of_stack(text)
+        if now is not None and frame is not None:  # the innermost first
+            now.frames.insert(0, frame)
         elif now is not None:
             del self._stacks[origin]
             if now.frames:
                 yield now
-        if any(word in text for word in _STACKS):
-            found = _PY_SPY.match(text)
-            of = replace(origin, pid=int(found["pid"])) if found else origin
-            self._stacks[origin] = Stack(self._number, of)
+        if found := next(filter(None, (each.match(text) for each in _MAIN_THREADS)), None):
+            pid = found.groupdict().get("pid")
+            self._stacks[origin] = Stack(
+                self._number, replace(origin, pid=int(pid)) if pid else origin
+            )
             self._lines_left = max(self._lines_left, _TRACEBACK_LINES)
 
     def _of_exception(self, origin: LineOrigin, text: str) -> Iterator[Raised]:

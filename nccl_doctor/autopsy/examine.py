@@ -15,7 +15,7 @@ from nccl_doctor import __version__
 from nccl_doctor.autopsy.console import Stack, Told, read_console
 from nccl_doctor.autopsy.flight import Dump, read_dump
 from nccl_doctor.autopsy.flight_rules import findings_of_dumps
-from nccl_doctor.autopsy.inputs import Content, found_in, read_error_file
+from nccl_doctor.autopsy.inputs import Content, JobFile, found_in, read_error_file, read_stacks
 from nccl_doctor.autopsy.kinds import CAUSE_NOT_TOLD
 from nccl_doctor.autopsy.ranks import JobEnd, Source, job_of
 from nccl_doctor.autopsy.ras import RasAnswer, findings_of_ras, read_ras
@@ -25,6 +25,8 @@ from nccl_doctor.model.findings import Confidence, Finding, Level
 from nccl_doctor.model.report import Report, RunRecord
 from nccl_doctor.system.helpers import send
 
+_MOST_DAMAGED = 8
+"""Reasons that the report holds."""
 NOTHING = "Nothing in the given files shows a failure of a rank"
 """Summary of a job that ended well, or whose text ends before it failed."""
 
@@ -32,13 +34,14 @@ NOTHING = "Nothing in the given files shows a failure of a rank"
 @dataclass
 class Read:
     """Inputs that were read: their number and their bytes, for the report, and those that are no
-    consoles.
+    consoles. `damaged`: those that could not be read, with the reason.
     """
 
     files: int = 0
     size: int = 0
     dumps: list[Dump] = field(default_factory=list)
     answers: list[RasAnswer] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
 
 
 def examine(paths: Sequence[str], standard_input: BinaryIO, *, started: str) -> Report:
@@ -51,7 +54,8 @@ def examine(paths: Sequence[str], standard_input: BinaryIO, *, started: str) -> 
     read = Read()
     job = job_of(_consoles(paths, standard_input, read))
     if not read.size:
-        raise ValueError(f"{', '.join(paths)}: there is no text of a job, and no dump")
+        why = "; ".join(read.damaged) or "there is no text of a job, and no dump"
+        raise ValueError(f"{', '.join(paths)}: {why}")
     for dump in read.dumps:
         if dump.rank is not None:
             job.rank(dump.rank)
@@ -66,7 +70,7 @@ def examine(paths: Sequence[str], standard_input: BinaryIO, *, started: str) -> 
         command=shlex.join(("nccl-doctor", "autopsy", *paths)),
         duration_s=round(time.monotonic() - began, 3),
         source="autopsy",
-        extra={"files": read.files, "bytes": read.size},
+        extra={"files": read.files, "bytes": read.size, "damaged": read.damaged[:_MOST_DAMAGED]},
     )
     return report_of(job, causes, run)
 
@@ -108,7 +112,8 @@ def report_of(job: JobEnd, roots: Sequence[Finding], run: RunRecord) -> Report:
     """The report on what failed first in a job, and on the ranks that lost it."""
     told = [finding for finding in roots if finding.kind != CAUSE_NOT_TOLD]
     findings = [*roots, *victims(job, told)]
-    verdict, code = ("fail", 1) if told else ("unknown", 3) if roots else ("pass", 0)
+    unsure = roots or run.extra.get("damaged")
+    verdict, code = ("fail", 1) if told else ("unknown", 3) if unsure else ("pass", 0)
     return Report(
         verdict=verdict,
         exit_code=code,
@@ -124,23 +129,59 @@ def report_of(job: JobEnd, roots: Sequence[Finding], run: RunRecord) -> Report:
 def _consoles(
     paths: Sequence[str], standard_input: BinaryIO, read: Read
 ) -> Iterator[tuple[Source, Iterable[Stack | Told]]]:
-    """Every text of the job, with its messages; what is no text goes into `read`."""
+    """Every text of the job, with its messages; what is no text goes into `read`.
+
+    A damaged file is left out where it lies among others.
+    """
     for found in found_in(paths, standard_input):
-        source = Source.named(found.name)
-        if found.content is Content.CONSOLE:
-            yield source, read_console(found.stream)
-        elif found.content is Content.ERROR_FILE:
-            yield source, read_error_file(found.whole(), found.name)
-        elif found.content is Content.REPORT:
+        try:
+            console = _console(found, read)
+        except ValueError as error:
+            if found.given:
+                raise
+            read.damaged.append(str(error))
+            continue
+        if console is not None:
+            yield Source.named(found.name), _to_its_damage(console, found, read)
+        read.files += 1
+        read.size += found.size
+
+
+def _to_its_damage(
+    console: Iterable[Stack | Told], found: JobFile, read: Read
+) -> Iterator[Stack | Told]:
+    try:
+        yield from console
+    except ValueError as error:
+        if found.given:
+            raise
+        read.damaged.append(str(error))
+
+
+def _console(found: JobFile, read: Read) -> Iterable[Stack | Told] | None:
+    """The messages of a file; None for one that is no text, which goes into `read`.
+
+    Raises:
+        ValueError: it is damaged, or no file of a job.
+    """
+    match found.content:
+        case Content.CONSOLE:
+            return read_console(found.stream)
+        case Content.ERROR_FILE:
+            return read_error_file(found.whole(), found.name)
+        case Content.STACKS:
+            return read_stacks(found.whole(), found.name)
+        case Content.RAS:
+            read.answers.append(read_ras(found.whole(), found.name))
+        case Content.DAMAGED:
+            raise ValueError(found.why)
+        case Content.DUMP:
+            read.dumps.append(read_dump(found.whole(), found.name))
+        case _:
             raise ValueError(
                 f"{found.name} is a report of nccl-doctor: nccl-doctor report show {found.name}"
             )
-        elif found.content is Content.RAS:
-            read.answers.append(read_ras(found.whole(), found.name))
-        else:
-            read.dumps.append(read_dump(found.whole(), found.name))
-        read.files += 1
-        read.size += found.size
+    return None
 
 
 def _cluster(job: JobEnd) -> Cluster:

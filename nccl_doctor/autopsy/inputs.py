@@ -19,7 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-from nccl_doctor.autopsy.console import LineOrigin, Raised, read_console
+from nccl_doctor.autopsy.console import Frame, LineOrigin, Raised, Stack, read_console
 from nccl_doctor.autopsy.flight import is_dump
 from nccl_doctor.autopsy.ras import is_ras
 from nccl_doctor.system.helpers import alive
@@ -41,17 +41,23 @@ class Content(Enum):
     DUMP = "flight-recorder dump"
     ERROR_FILE = "error file of torchelastic"
     RAS = "answer of NCCL's RAS"
+    STACKS = "stacks of py-spy as JSON"
     REPORT = "report of nccl-doctor"
     BINARY = "neither text nor a dump"
+    DAMAGED = "damaged"
 
 
 @dataclass
 class JobFile:
-    """One file to read. `name` is what the user gave, and its path in there."""
+    """One file to read. `name` is what the user gave, and its path in there; `given`: the user
+    named this file, not a folder or an archive that holds it; `why` it cannot be read.
+    """
 
     name: str
     content: Content
     stream: _Bounded
+    given: bool
+    why: str = ""
 
     @property
     def size(self) -> int:
@@ -64,10 +70,13 @@ class JobFile:
         Raises:
             ValueError: it is too large for its content.
         """
-        data = self.stream.read(_LARGEST_DUMP + 1)
-        if len(data) > _LARGEST_DUMP:
-            raise ValueError(f"{self.name} is larger than {_LARGEST_DUMP >> 20} MB")
-        return data
+        pieces, left = [], _LARGEST_DUMP
+        while piece := self.stream.read(left + 1):
+            pieces.append(piece)
+            left -= len(piece)
+            if left < 0:
+                raise ValueError(f"{self.name} is larger than {_LARGEST_DUMP >> 20} MB")
+        return b"".join(pieces)
 
 
 def found_in(paths: Iterable[str], standard_input: BinaryIO) -> Iterator[JobFile]:
@@ -105,7 +114,16 @@ def _in_path(path: str, standard_input: BinaryIO) -> Iterator[JobFile]:
         for name in sorted(names):
             each = Path(folder, name)
             if each.is_file():
-                yield from _file(str(each), str(each.relative_to(path)), given=False)
+                yield from _file_among_others(str(each), str(each.relative_to(path)))
+
+
+def _file_among_others(path: str, name: str) -> Iterator[JobFile]:
+    """The files in one of a folder; those before its damage, and one that says what it is."""
+    try:
+        yield from _file(path, name, given=False)
+    except (*_DAMAGED, OSError, ValueError) as error:
+        why = f"{name}: {error}" if isinstance(error, (*_DAMAGED, OSError)) else str(error)
+        yield JobFile(name, Content.DAMAGED, _Bounded(io.BytesIO(), name), given=False, why=why)
 
 
 def _file(path: str, name: str, *, given: bool) -> Iterator[JobFile]:
@@ -142,7 +160,7 @@ def _opened(name: str, stream: IO[bytes], *, given: bool) -> Iterator[JobFile]:
         if content_is is not Content.BINARY or given:
             if content_is is Content.BINARY:
                 raise ValueError(f"{name} is {Content.BINARY.value} of torch's flight recorder")
-            yield JobFile(safe(name), content_is, _Bounded(buffered, name))
+            yield JobFile(safe(name), content_is, _Bounded(buffered, name), given)
 
 
 def _member(name: str, path: str, content: IO[bytes]) -> Iterator[JobFile]:
@@ -172,7 +190,8 @@ class _Bounded(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         alive()
         try:
-            data = self._stream.read(size)
+            # What is there: an archive that ends too early gives no part of a larger read.
+            data: bytes = cast(Any, self._stream).read1(size)
         except _DAMAGED as error:
             raise ValueError(f"{self._name} is damaged: {error}") from error
         self.left -= len(data)
@@ -189,6 +208,8 @@ def content_of(head: bytes) -> Content:
         return Content.REPORT
     if head[:1] == b"{" and b'"message"' in head and b'"extraInfo"' in head:
         return Content.ERROR_FILE
+    if head.lstrip()[:1] == b"[" and b'"thread_name"' in head:
+        return Content.STACKS
     if is_ras(head):
         return Content.RAS
     return Content.BINARY if b"\0" in head else Content.CONSOLE
@@ -211,3 +232,26 @@ def read_error_file(data: bytes, name: str) -> list[Raised]:
         raise ValueError(f"{name}: an error file without a message: {error!r}") from error
     found = [each for each in read_console(io.BytesIO(stack.encode())) if isinstance(each, Raised)]
     return found or [Raised(1, LineOrigin(), error=text)]
+
+
+def read_stacks(data: bytes, name: str) -> list[Stack]:
+    """The main thread's stack in what `py-spy dump --json` prints.
+
+    Raises:
+        ValueError: it is cut off, or of another form.
+    """
+    try:
+        return [
+            Stack(
+                1,
+                LineOrigin(pid=int(thread["pid"])),
+                [
+                    Frame(str(each["filename"]), int(each["line"]), str(each["name"]))
+                    for each in reversed(thread["frames"])  # the innermost first
+                ],
+            )
+            for thread in json.loads(data)
+            if thread["thread_name"] == "MainThread"
+        ]
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{name}: no stacks of py-spy: {error!r}") from error

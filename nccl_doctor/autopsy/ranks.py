@@ -252,10 +252,11 @@ class _JobMaker:
             number = self._rank_of(source, stack.origin, alone)
             if number is not None and len(job.rank(number).stacks) < _MOST_KEPT:
                 job.rank(number).stacks.append((stack, at))
-        for message, _ in job.all("does-not-react"):
-            rank = job.pids.get(int(message.values["pid"]))
-            if rank is not None:
-                job.rank(rank).does_not_react = True
+        for says in ("does-not-react", "stopped"):
+            for message, at in job.all(says):
+                rank = job.pids.get(message.number("pid") or 0, at.source.rank)
+                if rank is not None:
+                    job.rank(rank).does_not_react = True
         return job
 
     def _of_one_rank(self) -> dict[str, int]:

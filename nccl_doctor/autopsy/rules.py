@@ -200,6 +200,8 @@ def _stood_still(job: JobEnd) -> Finding | None:
     frozen = [rank for rank in job.ranks.values() if rank.does_not_react]
     if not frozen:
         return None
+    if stopped := job.all("stopped"):
+        return _found(kinds.RANK_FROZEN, "its process is stopped (state T)", frozen, stopped[0][1])
     _, at = job.all("does-not-react")[0]
     return _found(kinds.RANK_FROZEN, "it did not react to SIGTERM for 30 s", frozen, at)
 

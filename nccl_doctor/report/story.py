@@ -478,6 +478,9 @@ def _counts_of_autopsy(report: Report) -> str:
         f"{ranks} rank{'s' * (ranks != 1)} in them",
         f"{report.run.duration_s or 0:.1f} s",
     ]
+    damaged = report.run.extra.get("damaged")
+    if damaged and isinstance(damaged, list):
+        parts.insert(1, f"not read: {'; '.join(map(str, damaged))}")
     return " · ".join([*parts, f"exit code {report.exit_code}"])
 
 

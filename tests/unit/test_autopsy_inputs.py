@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.autopsy.examine import examine
-from nccl_doctor.autopsy.inputs import Content, content_of, read_error_file
+from nccl_doctor.autopsy.inputs import Content, content_of, read_error_file, read_stacks
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.text import render
 from tests.support.consoles import CLOSED, raised
@@ -111,7 +111,7 @@ def test_the_report_is_read_again_as_it_was_written(tmp_path: Path) -> None:
 
 def _broken(folder: Path) -> dict[str, str]:
     """Names of inputs that cannot be examined, each with a part of the error."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "empty").mkdir()
     (folder / "nothing.log").touch()
     (folder / "binary").write_bytes(b"\x7fELF" + bytes(range(256)))
@@ -161,3 +161,64 @@ def test_a_file_that_is_no_text_is_left_out_of_a_folder(tmp_path: Path) -> None:
 )
 def test_content_is_told_by_the_first_bytes(head: bytes, content: Content) -> None:
     assert content_of(head) is content
+
+
+PY_SPY = [
+    {
+        "pid": 7,
+        "thread_name": "MainThread",
+        "frames": [{"name": "read", "filename": "/home/job.py", "line": 3}],
+    },
+    {"pid": 7, "thread_name": "pin", "frames": []},
+]
+
+
+def test_stacks_as_json_are_those_of_the_main_thread() -> None:
+    data = json.dumps(PY_SPY, indent=1).encode()
+    assert content_of(data) is Content.STACKS
+    (stack,) = read_stacks(data, "pyspy.json")
+    assert (stack.origin.pid, str(stack.own_frame)) == (7, "job.py:3 in read")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'[{"thread_name": "MainThread", "frames": [',
+        b'[{"thread_name": "MainThread"}]',
+        b'[{"thread_name": "MainThread", "pid": "x", "frames": []}]',
+        b'[1, "thread_name"]',
+        b'[{"thread_name": ' + b"[" * 5000,
+    ],
+)
+def test_stacks_that_are_cut_off_are_said(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "pyspy.json").write_bytes(data)
+    with pytest.raises(ValueError, match=r"pyspy\.json: no stacks of py-spy: "):
+        report(tmp_path / "pyspy.json")
+
+
+def test_a_damaged_file_among_others_is_left_out_and_said(tmp_path: Path) -> None:
+    _broken(tmp_path)
+    whole = gzip.compress(DEATH.encode() * 999)
+    (tmp_path / "other.log.gz").write_bytes(whole[: len(whole) // 2])
+    alone = report(tmp_path)
+    assert (alone.verdict, alone.root_causes[0].code) == ("fail", "rank-raised")
+    words = "; ".join(alone.run.extra["damaged"])
+    for name in ("half.zip", "half.gz", "error.json", "report.json", "huge.log", "other.log.gz"):
+        assert name in words
+    assert "not read: " in render(alone)
+
+
+def test_a_damaged_file_beside_text_without_a_failure_is_no_pass(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text("step 1\n")
+    assert report(tmp_path).exit_code == 0
+    (tmp_path / "rank1.log.gz").write_bytes(gzip.compress(DEATH.encode())[:40])
+    found = report(tmp_path)
+    assert (found.verdict, found.exit_code, found.root_causes) == ("unknown", 3, ())
+    with pytest.raises(ValueError, match="is damaged"):
+        report(tmp_path / "rank1.log.gz")
+
+
+def test_a_large_dump_in_an_archive_is_read_whole(tmp_path: Path) -> None:
+    data = json.dumps(PY_SPY + [{"pid": 7, "thread_name": "x", "frames": []}] * 20_000).encode()
+    (tmp_path / "pyspy.json.gz").write_bytes(gzip.compress(data))
+    assert report(tmp_path).run.extra["bytes"] == len(data)

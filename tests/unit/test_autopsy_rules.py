@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.autopsy.console import read_console
+from nccl_doctor.autopsy.examine import examine
 from nccl_doctor.autopsy.kinds import AUTOPSY_KINDS
 from nccl_doctor.autopsy.ranks import Source, job_of
 from nccl_doctor.autopsy.rules import first_failure, victims
@@ -579,13 +581,62 @@ def test_local_ranks_of_two_hosts_are_not_mixed_up() -> None:
 @pytest.mark.skipif(not CONSOLES.is_dir(), reason="the samples are not here")
 @pytest.mark.parametrize(
     "names",
-    [("pyspy.rank0.txt", "pyspy.rank3.txt"), ("con0.log", "con1.log", "con2.log", "con3.log")],
+    [
+        ("pyspy.rank0.txt", "pyspy.rank3.txt"),
+        ("pyspy-native.rank0.txt", "pyspy.rank3.txt"),
+        ("pyspy-native.rank0.txt", "pyspy-json.rank3.json"),
+        ("pyspy-native.rank0.txt", "gdb.rank3.txt"),
+        ("con0.log", "con1.log", "con2.log", "con3.log"),
+    ],
 )
 def test_real_stacks_of_a_rank_in_its_loader(names: tuple[str, ...]) -> None:
-    folder = CONSOLES.parent / "stacks"
-    cause = found(*((folder / name).read_text() for name in names), names=names)
+    files = [str(CONSOLES.parent / "stacks" / name) for name in names]
+    (cause,) = examine(files, io.BytesIO(), started="2026-11-28T10:00:00+00:00").root_causes
     assert said(cause) == ("loader-stalled", (3,), LIKELY)
-    assert "job.py:21 in load_batch" in cause.message
+    place = "clock_nanosleep.c:48" if "gdb.rank3.txt" in names else "job.py:21 in load_batch"
+    assert f"it is at {place}" in cause.message
+
+
+def gdb(pid: int, *frames: str) -> str:
+    """What `thread apply all bt` prints of a rank; other threads of gloo wait at all times."""
+    idle = ("0x1 in epoll_wait () from /lib/libc.so.6", "0x2 in gloo::Loop::run() () from /x/l.so")
+    made = ""
+    for number, lwp, each in ((2, pid + 1, idle), (1, pid, frames)):
+        made += f'Thread {number} (Thread 0x7f{lwp:x} (LWP {lwp}) "python3"):\n'
+        made += "".join(f"#{at}  {frame}\n" for at, frame in enumerate(each)) + "\n"
+    return made
+
+
+def test_native_stacks_tell_who_is_not_in_the_collective() -> None:
+    waits = (
+        "0x00007f in pthread_cond_wait (cond=0x1) at ./nptl/pthread_cond_wait.c:618",
+        "0x00007f in c10d::Work::wait(std::chrono::duration<long, std::ratio<1l, 1000l> >) () "
+        "from /opt/venv/lib/libtorch_cpu.so",
+    )
+    nccl = (
+        "0x00007f in poll () from /lib/libc.so.6",
+        "0x00007f in pncclCommInitRank () from /l.so",
+    )
+    reads = ("0x00007f in __GI___read (fd=3, buf=0x1) at ../sysdeps/read.c:26",)
+    texts = [gdb(100 * (1 + rank), *each) for rank, each in enumerate((waits, nccl, reads))]
+    cause = found(*texts, names=tuple(f"gdb.rank{rank}.txt" for rank in range(3)))
+    assert said(cause) == ("loader-stalled", (2,), LIKELY)
+    assert "it is at read.c:26 in __GI___read" in cause.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Error: Failed to get stack traces\n\nCaused by:\n    1: unexpected waitpid result "
+        "PtraceEvent(Pid(1001), SIGSTOP, 128) to 1001\n",
+        "Name:\tpython3\nState:\tT (stopped)\n",
+    ],
+)
+def test_a_process_that_is_stopped_stands_still(text: str) -> None:
+    names = ("pyspy.rank0.txt", "pyspy.rank1.txt", "pyspy.rank2.txt")
+    waits = (_ALL_REDUCE, "train (job.py:47)")
+    cause = found(pyspy(1000, *waits), text, pyspy(1002, *waits), names=names)
+    assert said(cause) == ("rank-frozen", (1,), CERTAIN)
 
 
 def test_the_text_of_one_host_tells_which_of_its_ranks_is_silent() -> None:
