@@ -297,12 +297,13 @@ def _exit_code(job: JobEnd) -> Finding | None:
 
 
 def _port_in_use(job: JobEnd) -> Finding | None:
-    """The store could not be served."""
-    every = [*job.loose, *job.launcher, *(each for r in job.ranks.values() for each in r.ended)]
-    found = next((each for each in every if each.says("in-use")), None)
-    if found is None:
-        return None
-    return _found(kinds.PORT_IN_USE, _in_short(found.raised.error), [], found.at)
+    """The store could not be served: by the launcher, or by the rank that raises it."""
+    every = [(each, r) for r in job.ranks.values() for each in r.ended]
+    for ended, rank in [*every, *((each, None) for each in (*job.loose, *job.launcher))]:
+        if ended.says("in-use"):
+            ranks = [rank] if rank else []
+            return _found(kinds.PORT_IN_USE, _in_short(ended.raised.error), ranks, ended.at)
+    return None
 
 
 def _name_unknown(job: JobEnd) -> Finding | None:
