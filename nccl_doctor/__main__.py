@@ -20,6 +20,8 @@ _READS_S = 600.0
 """Time limit of every other command. Ten thousand ranks are judged in a fraction of it."""
 _COMMANDS = ("run", "env", "checks", "explain", "report", "schema", "completion")
 
+_KEEP = "keep"
+"""First word of the process that a run with --autopsy becomes, as `cli.keep` writes it."""
 _NO_COMMAND = "No such command"
 """Beginning of click's words, for which it has no class."""
 _COMPLETE = "_NCCL_DOCTOR_COMPLETE"
@@ -33,6 +35,10 @@ def main() -> None:
 
         sys.exit(answer())
     arguments = sys.argv[1:]
+    if arguments[:1] == [_KEEP] and len(arguments) > 2:  # lasts as long as the job
+        from nccl_doctor.cli import keep
+
+        keep.main(arguments[1:])
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     command = next((word for word in own if word in _COMMANDS), "")
     examines = command in ("run", "env") and not {"-h", "--help"} & set(own)

@@ -8,7 +8,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 from nccl_doctor import __version__
@@ -24,6 +24,7 @@ from nccl_doctor.model.cluster import Cluster, Host, Rank
 from nccl_doctor.model.findings import Confidence, Finding, Level
 from nccl_doctor.model.report import Report, RunRecord
 from nccl_doctor.system.helpers import send
+from nccl_doctor.toolkit.hosts import everybody_came_in
 
 _MOST_DAMAGED = 8
 """Reasons that the report holds."""
@@ -86,6 +87,41 @@ def first_failures(
     return by_state or ([] if told is None else [told])
 
 
+def with_examinations(report: Report, before: Report | None, after: Report | None) -> Report:
+    """The report with what was found on the same hosts after the job, and not before it.
+
+    A host that did not come again says nothing: its part of the job may still run.
+    """
+    known = {(cause.code, cause.where) for cause in (before.root_causes if before else ())}
+    new = [
+        cause.replaced(
+            message=f"after the job: {cause.message}",
+            evidence={**cause.evidence, "examined": "after the job"},
+        )
+        for cause in (after.root_causes if after and everybody_came_in(after.cluster) else ())
+        if (cause.code, cause.where) not in known
+    ]
+    examined = {
+        name: {"id": each.run.id, "started": each.run.started, "verdict": each.verdict}
+        for name, each in (("before", before), ("after", after))
+        if each is not None
+    }
+    report = replace(report, run=replace(report.run, extra={**report.run.extra, **examined}))
+    if not new or after is None:
+        return report
+    told = [cause for cause in report.root_causes if cause.kind != CAUSE_NOT_TOLD]
+    rest = [finding for finding in report.findings if finding.kind != CAUSE_NOT_TOLD]
+    return replace(
+        report,
+        verdict="fail",
+        exit_code=1,
+        summary=(told or new)[0].kind.title,
+        cluster=after.cluster,
+        root_causes=(*told, *new),
+        findings=(*rest, *new),
+    )
+
+
 def examine_files(paths: Sequence[str], *, started: str) -> Report:
     """The report of files, which are read in a child: their disk may never answer.
 
@@ -134,6 +170,8 @@ def _consoles(
     A damaged file is left out where it lies among others.
     """
     for found in found_in(paths, standard_input):
+        if found.content is Content.REPORT and not found.given:
+            continue  # of an examination of its hosts: it is no text of the job
         try:
             console = _console(found, read)
         except ValueError as error:

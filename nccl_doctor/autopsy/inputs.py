@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import os
+import re
 import stat
 import tarfile
 import zipfile
@@ -31,6 +32,8 @@ _LARGEST_DUMP = 256 << 20
 """Bytes of a file that is read as a whole."""
 _MOST_FILES = 100_000
 _HEAD = 4096
+_REPORT = re.compile(rb'\{\s*"checks": \[')
+"""Beginning of a report: its keys are sorted."""
 _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
 
 
@@ -204,7 +207,7 @@ def content_of(head: bytes) -> Content:
     """Content of a file with these first bytes."""
     if is_dump(head):
         return Content.DUMP
-    if head[:1] == b"{" and b'"schema_version"' in head and b'"tool"' in head:
+    if _REPORT.match(head) or (b'"schema_version"' in head and b'"tool"' in head):
         return Content.REPORT
     if head[:1] == b"{" and b'"message"' in head and b'"extraInfo"' in head:
         return Content.ERROR_FILE

@@ -12,7 +12,7 @@ import click
 from nccl_doctor.cli.help import Manual
 from nccl_doctor.cli.options import with_options
 from nccl_doctor.cli.redaction import redaction_of
-from nccl_doctor.cli.saving import check_profile, give, outputs_of, wants_github
+from nccl_doctor.cli.saving import check_profile, give, outputs_of, read_report, wants_github
 
 
 @click.command(
@@ -28,6 +28,10 @@ from nccl_doctor.cli.saving import check_profile, give, outputs_of, wants_github
         ("The console of a job", "nccl-doctor autopsy slurm-4711.out"),
         ("All files of torchrun --log-dir logs", "nccl-doctor autopsy logs"),
         ("The output of kubectl logs --prefix", "nccl-doctor autopsy - < pods.txt"),
+        (
+            "With the examinations of its hosts",
+            "nccl-doctor autopsy --before before.json --after after.json job.log",
+        ),
         ("As JSON, for a ticket", "nccl-doctor autopsy --redact --json death.json logs.tar.gz"),
     ),
 )
@@ -42,7 +46,7 @@ def autopsy(
     in the form of any launcher, error files of torchelastic, flight-recorder dumps, stacks of
     py-spy. - is stdin. More text tells more: give that of every host, and of the launcher.
     """
-    from nccl_doctor.autopsy.examine import examine, examine_files
+    from nccl_doctor.autopsy.examine import examine, examine_files, with_examinations
     from nccl_doctor.model.options import Options
 
     outputs, redaction = outputs_of(given), redaction_of(given)
@@ -55,6 +59,8 @@ def autopsy(
             report = examine_files(paths, started=now)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    before, after = (given[name] and read_report(given[name]) for name in ("before", "after"))
+    report = with_examinations(report, before or None, after or None)
     options = Options(
         exit_profile=profile, github=wants_github(given), quiet=quiet, verbosity=verbose
     )

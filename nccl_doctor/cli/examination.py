@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +25,7 @@ from nccl_doctor.cli.settings import (
     relayed_options,
     tell_of_config,
 )
+from nccl_doctor.report.formats import formats
 from nccl_doctor.system import supervisor
 
 if TYPE_CHECKING:
@@ -137,6 +139,7 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     stand_alone(ctx, given)
     meet_at(ctx, given, os.environ)
     flags, launch, fleet, deepspeed, line = topology_of(ctx, given, command)
+    kept = _folder_of_job(ctx, given, flags.node_rank)
     options = relayed
     past = None
     if options is None:
@@ -166,10 +169,58 @@ def run(ctx: click.Context, /, **given: Any) -> None:
         code = _run_here(ctx, options, flags, past, key=key, started=started, command=command)
     sys.stdout.flush()
     sys.stderr.flush()
-    supervisor.done(code, command)
+    if kept is not None:
+        command = _kept(kept, given, flags, launch, command)
+    supervisor.done(code, () if given["again"] else command)
     # A store client that never answered may still hold a thread, and C++ aborts the process when
     # such a thread is torn down: everything is written, so leave without the tearing down.
     os._exit(code)
+
+
+def _folder_of_job(ctx: click.Context, given: dict[str, Any], node_rank: int | None) -> Path | None:
+    """Folder in which the output of the job is kept, by --autopsy; the report goes there too, if it
+    goes into no other file. With --again it is one more examination, for that file alone.
+
+    Raises:
+        click.UsageError: there is no command, or the folder cannot be used.
+    """
+    if given["again"]:
+        outputs = {**dict.fromkeys(formats()), "json": given["again"]}
+        given.update(outputs, autopsy=None, output_dir=None, github=False, baseline=None)
+    if given["autopsy"] is None:
+        return None
+    if not ctx.meta[COMMAND]:
+        raise click.UsageError("--autopsy is for the COMMAND behind --", ctx)
+    from nccl_doctor.cli.keep import folder_name, make_folder
+
+    try:
+        folder = make_folder(given["autopsy"], folder_name(os.environ, node_rank))
+    except OSError as error:
+        words = f"--autopsy {given['autopsy']}: {error.strerror}"
+        raise click.UsageError(words, ctx) from error
+    given["json"] = given["json"] or str(folder / "before.json")
+    return folder
+
+
+def _kept(
+    folder: Path, given: dict[str, Any], flags: Flags, launch: Launch, command: Sequence[str]
+) -> list[str]:
+    """The line of the process that starts the job and keeps its output."""
+    from nccl_doctor.cli.keep import Plan
+    from nccl_doctor.launch.ssh.program import own_words
+
+    own = sys.argv[1 : sys.argv.index("--")]
+    is_rank = launch.rank is not None and not flags.starts_ranks
+    plan = Plan(
+        folder=str(folder),
+        before="" if given["json"] == "-" else os.path.abspath(given["json"]),
+        # Ranks of one job end at different times: they would not meet again.
+        again=() if is_rank else (*own_words(), *own),
+        program=own_words(),
+        nnodes=flags.nnodes or 1,
+        first=not (flags.node_rank or launch.rank),
+    )
+    return plan.words(command)
 
 
 def _run_here(

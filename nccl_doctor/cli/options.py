@@ -130,6 +130,7 @@ HEADINGS: Mapping[str, tuple[OptionRow, ...]] = {
             "--hostfile.",
         ),
         _entry("--relay", is_flag=True, hidden=True),
+        _entry("--again", metavar="FILE", hidden=True),
         _entry("--voices-from", type=Number(2, MAX_RANKS), hidden=True),
     ),
     "The job": (
@@ -157,6 +158,13 @@ HEADINGS: Mapping[str, tuple[OptionRow, ...]] = {
             show_default=True,
             about="Process groups of the job. one: the default group; many: more by new_group; "
             "weight-sync: a side group with processes of another world (RLHF); auto: not known.",
+        ),
+        _entry(
+            "--autopsy",
+            in_file=_TEXT,
+            metavar="DIR",
+            about="Keep what the COMMAND behind -- prints in DIR, best one that all hosts share. "
+            "If it fails, find out who failed first, and examine the hosts again.",
         ),
         _entry(
             "--init-method",
@@ -377,6 +385,18 @@ HEADINGS: Mapping[str, tuple[OptionRow, ...]] = {
             metavar="FILE|DIR",
             about="Earlier reports of the same hosts to compare with: a file, or a folder of "
             "*.json or *.json.gz files. Speeds are judged with five or more.",
+        ),
+        _entry(
+            "--before",
+            of="autopsy",
+            metavar="FILE",
+            about="Report of an examination of the same hosts before the job.",
+        ),
+        _entry(
+            "--after",
+            of="autopsy",
+            metavar="FILE",
+            about="Report of one after the job: what only this one finds is a cause too.",
         ),
         _entry(
             "--strict",

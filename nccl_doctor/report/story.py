@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -481,6 +481,10 @@ def _counts_of_autopsy(report: Report) -> str:
     damaged = report.run.extra.get("damaged")
     if damaged and isinstance(damaged, list):
         parts.insert(1, f"not read: {'; '.join(map(str, damaged))}")
+    for name, words in (("before", "examined before the job"), ("after", "after it")):
+        examined = report.run.extra.get(name)
+        if isinstance(examined, Mapping):
+            parts.insert(-1, f"{words}: {str(examined.get('verdict')).upper()}")
     return " · ".join([*parts, f"exit code {report.exit_code}"])
 
 

@@ -17,6 +17,7 @@ import pytest
 from nccl_doctor.autopsy.examine import examine
 from nccl_doctor.autopsy.inputs import Content, content_of, read_error_file, read_stacks
 from nccl_doctor.model.report import Report
+from nccl_doctor.report.formats import renderer
 from nccl_doctor.report.text import render
 from tests.support.consoles import CLOSED, raised
 
@@ -134,6 +135,14 @@ def _broken(folder: Path) -> dict[str, str]:
     }
 
 
+def test_a_report_is_known_in_the_form_in_which_it_is_saved(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(DEATH)
+    (tmp_path / "report.json").write_text(renderer("json")(report(tmp_path / "job.log")))
+    with pytest.raises(ValueError, match=r"nccl-doctor report show .*report\.json"):
+        report(tmp_path / "report.json")
+    assert report(tmp_path).run.extra["files"] == 1  # beside the text of a job it is left out
+
+
 def test_what_cannot_be_examined_is_named(tmp_path: Path) -> None:
     for name, words in _broken(tmp_path / "broken").items():
         with pytest.raises(ValueError, match=words):
@@ -203,7 +212,7 @@ def test_a_damaged_file_among_others_is_left_out_and_said(tmp_path: Path) -> Non
     alone = report(tmp_path)
     assert (alone.verdict, alone.root_causes[0].code) == ("fail", "rank-raised")
     words = "; ".join(alone.run.extra["damaged"])
-    for name in ("half.zip", "half.gz", "error.json", "report.json", "huge.log", "other.log.gz"):
+    for name in ("half.zip", "half.gz", "error.json", "huge.log", "other.log.gz"):
         assert name in words
     assert "not read: " in render(alone)
 

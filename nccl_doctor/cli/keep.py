@@ -1,0 +1,182 @@
+"""`run --autopsy DIR -- COMMAND`: the job with its output kept, and what follows if it dies.
+
+The process that examined becomes this one, which imports little and waits. If the job fails, its
+host is examined again with the options of before, and `nccl-doctor autopsy` reads what all hosts
+kept, and both reports. The exit code stays that of the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from nccl_doctor.system.forks import signal_name
+from nccl_doctor.system.helpers import send
+from nccl_doctor.system.kept import KeptEnd, leave_as, run_kept
+from nccl_doctor.system.terminal import complain
+
+COMMAND = "keep"
+"""First word of the arguments of this process; no command of the command line."""
+_TOGETHER_S = 600.0
+"""Longest time between the starts of one job on its hosts, with clocks that differ."""
+_OTHERS_S = 10.0
+"""Time for the other hosts to end, when the job has failed here."""
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do when the job has ended.
+
+    Attributes:
+        folder: of this host, in the folder of --autopsy.
+        before: the report of the examination before the job; there is one on rank 0's host.
+        again: words that examine the hosts again, up to the options; empty where they cannot be.
+        program: words that start this program.
+        nnodes: number of hosts.
+        first: this is rank 0's host, or the only one that is known.
+    """
+
+    folder: str
+    before: str
+    again: tuple[str, ...]
+    program: tuple[str, ...]
+    nnodes: int
+    first: bool
+
+    def words(self, command: Sequence[str]) -> list[str]:
+        """The line of the process that keeps the output of a command."""
+        return [*self.program, COMMAND, json.dumps(asdict(self)), *command]
+
+
+def main(words: Sequence[str]) -> NoReturn:
+    """Run the job of `Plan.words`, from its second word on; ends as the job ends."""
+    plan, command = Plan(**json.loads(words[0])), words[1:]
+    folder = Path(plan.folder)
+    _note(folder, ended=False)
+    end = run_kept(command, folder)
+    _note(folder, ended=True)
+    if end.code:
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # the job's own end counts
+            _follow(plan, folder, end, command)
+    leave_as(end.code)
+
+
+def _follow(plan: Plan, folder: Path, end: KeptEnd, command: Sequence[str]) -> None:
+    """Examine the hosts again, and what the job left; prints to stderr alone."""
+    how = f"by {signal_name(-end.code)}" if end.code < 0 else f"with exit code {end.code}"
+    complain(f"the job ended {how} after {end.seconds:.0f} s; its output is in {folder}")
+    folders, all_ended = _folders(folder)
+    after = folder / "after.json"
+    if not all_ended:
+        complain("the hosts are not examined again: the job goes on on some of them")
+    elif plan.again and not end.was_asked:
+        complain("examining the hosts again")
+        words = [*plan.again, f"--again={after}", "--", *command]
+        _run(words, stdout=subprocess.DEVNULL)
+    if len(folders) == plan.nnodes > 1 and not plan.first:
+        complain("the autopsy of all hosts is printed by node 0")
+        return
+    there = json.loads(send(folder, lambda: _existing(plan.before, str(after))))
+    words = [*plan.program, "autopsy", f"--json={folder / 'autopsy.json'}"]
+    for name, file in (("before", plan.before), ("after", str(after))):
+        words += [f"--{name}={file}"] if file in there else []
+    _run([*words, *map(str, folders)], stdout=sys.stderr.fileno())
+
+
+def _existing(*files: str) -> bytes:
+    return json.dumps([file for file in files if Path(file).is_file()]).encode()
+
+
+def _run(words: Sequence[str], stdout: int) -> None:
+    """Run this program, which holds its own time limit."""
+    subprocess.run(words, stdin=subprocess.DEVNULL, stdout=stdout, check=False)
+
+
+def _note(folder: Path, *, ended: bool) -> None:
+    """Say in the folder of this host since when its job runs, and whether it has ended."""
+
+    def write() -> bytes:
+        note = _note_of(folder)
+        started = _read(note).get("started", 0.0) if ended else time.time()
+        note.write_text(json.dumps({"started": started, "ended": ended}))
+        return b""
+
+    with contextlib.suppress(OSError, RuntimeError):
+        send(folder, write)
+
+
+def _folders(own: Path) -> tuple[list[Path], bool]:
+    """Folders of all hosts of this job, in order, and whether all of them have ended; waits a
+    moment for those that have not.
+    """
+
+    def look() -> bytes:
+        mine = _read(_note_of(own)).get("started", 0.0)
+        notes = {each: _read(_note_of(each)) for each in own.parent.iterdir() if each.is_dir()}
+        return json.dumps(
+            {
+                str(folder): note.get("ended") is True
+                for folder, note in notes.items()
+                if abs(note.get("started", -_TOGETHER_S) - mine) < _TOGETHER_S
+            }
+        ).encode()
+
+    until = time.monotonic() + _OTHERS_S
+    while True:
+        ended = json.loads(send(own, look))
+        if all(ended.values()) or time.monotonic() > until:
+            return sorted({own, *map(Path, ended)}), all(ended.values())
+        time.sleep(_LOOK_S)
+
+
+def _note_of(folder: Path) -> Path:
+    """The note on a folder, beside it: what is in there is read as text of the job."""
+    return folder.with_name(f"{folder.name}.json")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        note = json.loads(file.read_text())
+    except (OSError, ValueError):  # it is just written
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
+def folder_name(environ: Mapping[str, str], node_rank: int | None) -> str:
+    """Name of the folder of this process: its rank, its node rank, or its host."""
+    if environ.get("RANK", "").isdigit():
+        return f"rank{environ['RANK']}"
+    if node_rank is None:
+        node = environ.get("SLURM_NODEID") or environ.get("GROUP_RANK", "")
+        node_rank = int(node) if node.isdigit() else None
+    host = socket.gethostname()
+    return host if node_rank is None else f"node{node_rank}-{host}"
+
+
+def make_folder(path: str, name: str) -> Path:
+    """The folder of this host in that of --autopsy, without what an earlier job left in it.
+
+    Raises:
+        OSError: it cannot be made, or nothing can be written there.
+    """
+    folder = Path(path, name).absolute()
+
+    def make() -> bytes:
+        folder.mkdir(parents=True, exist_ok=True)
+        for each in folder.iterdir():
+            if each.suffix in (".log", ".json") and each.is_file():
+                each.unlink()
+        _note_of(folder).touch()
+        return b""
+
+    send(path, make)
+    return folder
