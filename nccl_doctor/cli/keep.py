@@ -34,7 +34,7 @@ _LOOK_S = 0.2
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do when the job has ended.
+    """Steps that follow the end of the job.
 
     Attributes:
         folder: of this host, in the folder of --autopsy.

@@ -161,7 +161,6 @@ HEADINGS: Mapping[str, tuple[OptionRow, ...]] = {
         ),
         _entry(
             "--autopsy",
-            in_file=_TEXT,
             metavar="DIR",
             about="Keep what the COMMAND behind -- prints in DIR, best one that all hosts share. "
             "If it fails, find out who failed first, and examine the hosts again.",

@@ -51,7 +51,7 @@ class KeptEnd:
 
     @property
     def was_asked(self) -> bool:
-        """True if somebody outside asked it to end."""
+        """True if it was asked to end by a signal from outside."""
         asks = {*forks.SIGNALS, signal.SIGQUIT}
         return bool(asks & {*self.sent_on}) or -self.code in (signal.SIGINT, signal.SIGTERM)
 
@@ -98,7 +98,7 @@ def leave_as(code: int) -> NoReturn:
 
 
 @dataclass
-class _Stream:
+class _KeptStream:
     """One stream of the command, or two that are one: `numbers` are its descriptors there, `end` is
     where it writes and `here` where that is read; `out` is ours.
     """
@@ -123,7 +123,7 @@ class _Stream:
             fcntl.ioctl(self.here, termios.TIOCSWINSZ, size)
 
     def pass_on(self) -> bool:
-        """Pass on what is there to be read; False at the end, or if nobody reads ours."""
+        """Pass on all that can be read now; False at the end, or if our reader has left."""
         try:
             data = os.read(self.here, _READ)
         except OSError:  # a terminal without a writer
@@ -139,13 +139,13 @@ class _Stream:
         return bool(data)
 
 
-def _streams(folder: Path) -> list[_Stream]:
+def _streams(folder: Path) -> list[_KeptStream]:
     """The streams of the command: pipes or terminals, as ours are."""
     one = os.path.sameopenfile(1, 2)
     made = []
     for name, numbers in [("console", (1, 2))] if one else [("stdout", (1,)), ("stderr", (2,))]:
         here, end = os.openpty() if os.isatty(numbers[0]) else os.pipe()
-        stream = _Stream(numbers, here, end, _KeptFile(folder / f"{name}.log"))
+        stream = _KeptStream(numbers, here, end, _KeptFile(folder / f"{name}.log"))
         if os.isatty(end):
             modes = termios.tcgetattr(numbers[0])
             modes[1] &= ~termios.OPOST  # our own terminal does that
@@ -156,7 +156,7 @@ def _streams(folder: Path) -> list[_Stream]:
 
 
 def _become(
-    command: Sequence[str], streams: Sequence[_Stream], before: set[int], parent: int
+    command: Sequence[str], streams: Sequence[_KeptStream], before: set[int], parent: int
 ) -> NoReturn:
     try:
         forks.die_with(parent)
@@ -175,7 +175,7 @@ def _become(
         os._exit(2)
 
 
-def _send_on(pid: int, streams: Sequence[_Stream], sent_on: list[int]) -> None:
+def _send_on(pid: int, streams: Sequence[_KeptStream], sent_on: list[int]) -> None:
     """Send signals on to the command, but for those that its terminal sends to it as well."""
     while True:
         info = signal.sigwaitinfo(_SIGNALS)
@@ -191,7 +191,7 @@ def _send_on(pid: int, streams: Sequence[_Stream], sent_on: list[int]) -> None:
             os.kill(pid, info.si_signo)
 
 
-def _pass_on(pid: int, streams: Sequence[_Stream]) -> int:
+def _pass_on(pid: int, streams: Sequence[_KeptStream]) -> int:
     """Pass the output on until the command has ended. Returns: its wait status."""
     open_ones = {stream.here: stream for stream in streams}
     status: int | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.lab import faults
@@ -55,3 +57,23 @@ def test_the_job_follows_where_gloo_connects_from_the_other_side(lab: Lab) -> No
     assert (root["code"], root["severity"]) == ("peer-one-way", "warn"), str(run)
     assert (root["where"]["hosts"], root["where"]["links"]) == (["nd1"], [["nd0", "nd1"]])
     assert len(said(run)) == 4, str(run)
+
+
+def test_a_job_that_dies_is_explained_once(lab: Lab) -> None:
+    kept = lab.folder / "kept"
+    job = ("-m", "tests.support.dying_job", "killed", "3", "1")
+    run = lab.own_doctor(
+        *PATIENT, *MEET, f"--autopsy={kept}", nproc=2, job=job, timeout_s=3 * HEALTHY_S
+    )
+    assert run.codes == [1, 1], str(run)
+    report = json.loads((kept / "node0-nd0" / "autopsy.json").read_text())
+    (cause,) = report["root_causes"]
+    assert (cause["code"], cause["where"]["ranks"]) == ("rank-killed", [3]), str(run)
+    victims = [found for found in report["findings"] if found != cause]
+    assert {found["explained_by"] for found in victims} == {"rank-killed"}
+    for name in ("before", "after"):
+        assert report["run"][name]["verdict"] == "pass", str(run)
+    first, second = run.done
+    assert "[rank-killed]" in first.stderr
+    assert "[rank-killed]" not in second.stderr
+    assert "the autopsy of all hosts is printed by node 0" in second.stderr

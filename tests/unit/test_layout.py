@@ -113,6 +113,7 @@ OPENS = {  # modules of the engine that open files themselves
     ),
     "autopsy/inputs": "in a child, by helpers.send",
     "cli/from_python": "a temporary folder of its own",
+    "cli/keep": "in a child, by helpers.send",
     "system/terminal": "stdout and stderr",
 }
 NO_FILE = ("os", "tarfile", "formatter")
