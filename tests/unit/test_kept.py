@@ -13,12 +13,10 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-
-from tests.support.waiting import until
 
 PROGRAM = """
 import sys
@@ -126,7 +124,7 @@ def test_a_child_that_holds_the_streams_open_is_not_waited_for(tmp_path: Path) -
 
 
 def test_a_signal_is_sent_on_once(tmp_path: Path) -> None:
-    script = "trap 'echo got' TERM; trap 'echo usr' USR1; echo ready; while :; do read x; done"
+    script = "trap 'echo got' TERM; trap 'echo usr' USR1; echo ready; while read x; do :; done"
     with subprocess.Popen(
         words(tmp_path, "bash", "-c", script),
         stdin=subprocess.PIPE,
@@ -139,7 +137,7 @@ def test_a_signal_is_sent_on_once(tmp_path: Path) -> None:
             process.send_signal(number)
             assert process.stdout.readline() == line
         process.kill()
-        assert process.stdout.read() == ""  # and the command died with it
+        assert process.stdout.read() == ""  # and the command dies with it
 
 
 def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
@@ -149,7 +147,8 @@ def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "alive\n")
 
 
-def in_terminal(line: Sequence[str]) -> tuple[int, int]:
+@contextlib.contextmanager
+def in_terminal(line: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Process that leads a terminal of 50 × 30, and the other end of that."""
     pid, master = pty.fork()
     if pid == 0:
@@ -157,7 +156,13 @@ def in_terminal(line: Sequence[str]) -> tuple[int, int]:
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 30, 0, 0))
             os.execv(line[0], list(line))
         os._exit(127)
-    return pid, master
+    try:
+        yield pid, master
+    finally:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)  # and the command dies with it
+            os.waitpid(pid, 0)
+        os.close(master)
 
 
 def read_until(master: int, word: bytes) -> bytes:
@@ -174,11 +179,10 @@ def read_until(master: int, word: bytes) -> bytes:
 
 def test_a_terminal_is_one_for_the_command(tmp_path: Path) -> None:
     script = "test -t 1 && test -t 2 && stty size; echo end; cat"
-    pid, master = in_terminal(words(tmp_path, "sh", "-c", script))
-    assert read_until(master, b"end\r\n") == b"50 30\r\nend\r\n"
-    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 90, 0, 0))
-    os.write(master, b"\x04")
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    with in_terminal(words(tmp_path, "sh", "-c", script)) as (pid, master):
+        assert read_until(master, b"end\r\n") == b"50 30\r\nend\r\n"
+        os.write(master, b"\x04")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert kept(tmp_path) == {"console.log": "50 30\nend\n"}
 
 
@@ -192,23 +196,19 @@ while True:
 
 
 def test_the_size_of_the_terminal_follows(tmp_path: Path) -> None:
-    pid, master = in_terminal(words(tmp_path, sys.executable, "-c", SAYS_ITS_SIZE))
-    read_until(master, b"ready")
-    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 90, 0, 0))
-    assert b"90 20" in read_until(master, b"90 20")
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    with in_terminal(words(tmp_path, sys.executable, "-c", SAYS_ITS_SIZE)) as (_, master):
+        read_until(master, b"ready")
+        fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 90, 0, 0))
+        assert b"90 20" in read_until(master, b"90 20")
 
 
 def test_ctrl_c_reaches_the_command_once(tmp_path: Path) -> None:
     script = "trap 'echo int; n=x$n' INT; echo ready; read x; echo $n; kill -INT $$; exit 7"
-    pid, master = in_terminal(words(tmp_path, "bash", "-c", script))
-    read_until(master, b"ready")
-    os.write(master, b"\x03")
-    read_until(master, b"int")
-    os.write(master, b"\n")
-    said = read_until(master, b"int")
-    assert b"xx" not in said
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-    until((tmp_path / "asked").exists)
+    with in_terminal(words(tmp_path, "bash", "-c", script)) as (pid, master):
+        read_until(master, b"ready")
+        os.write(master, b"\x03")
+        read_until(master, b"int")
+        os.write(master, b"\n")
+        assert b"xx" not in read_until(master, b"int")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     assert (tmp_path / "asked").read_text() == "True"
