@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from nccl_doctor.system import forks
 
-_READ = 1 << 16
+_READ = 1 << 20
 _LARGEST = 64 << 20
 """Bytes of one file; of each stream this and the one before it are kept."""
 _MOST_WAITING = 16 << 20
@@ -144,7 +144,7 @@ def _streams(folder: Path) -> list[_KeptStream]:
     one = os.path.sameopenfile(1, 2)
     made = []
     for name, numbers in [("console", (1, 2))] if one else [("stdout", (1,)), ("stderr", (2,))]:
-        here, end = os.openpty() if os.isatty(numbers[0]) else os.pipe()
+        here, end = os.openpty() if os.isatty(numbers[0]) else _wide_pipe()
         stream = _KeptStream(numbers, here, end, _KeptFile(folder / f"{name}.log"))
         if os.isatty(end):
             modes = termios.tcgetattr(numbers[0])
@@ -153,6 +153,14 @@ def _streams(folder: Path) -> list[_KeptStream]:
             stream.resize()
         made.append(stream)
     return made
+
+
+def _wide_pipe() -> tuple[int, int]:
+    """The ends of a pipe that holds as much as one read takes, where the kernel allows it."""
+    here, end = os.pipe()
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(here, fcntl.F_SETPIPE_SZ, _READ)
+    return here, end
 
 
 def _become(
@@ -247,7 +255,6 @@ class _KeptFile:
             if self._bytes + len(data) <= _MOST_WAITING:
                 self._waiting.append(data)
                 self._bytes += len(data)
-                self._news.notify()
 
     def close(self) -> None:
         """Wait until all is written, but no longer than a disk may take that answers."""
@@ -270,10 +277,12 @@ class _KeptFile:
             self._bytes = _MOST_WAITING  # nothing more is kept
 
     def _next(self) -> bytes:
-        """All that waits; empty at the end."""
+        """All that came since the last look; empty at the end."""
         with self._news:
-            while not (self._waiting or self._closed):
-                self._news.wait()
+            while not self._closed:
+                self._news.wait(_LOOK_S)  # for all that comes meanwhile: one write, not hundreds
+                if self._waiting:
+                    break
             data = b"".join(self._waiting)
             self._waiting.clear()
             self._bytes = 0
