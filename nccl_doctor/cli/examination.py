@@ -188,6 +188,8 @@ def _folder_of_job(ctx: click.Context, given: dict[str, Any], node_rank: int | N
         outputs = {**dict.fromkeys(formats()), "json": given["again"]}
         given.update(outputs, autopsy=None, output_dir=None, github=False, baseline=None)
     if given["autopsy"] is None:
+        if given["hang_after"] is not None and not given["again"]:
+            raise click.UsageError("--hang-after needs --autopsy DIR", ctx)
         return None
     if not ctx.meta[COMMAND]:
         raise click.UsageError("--autopsy is for the COMMAND behind --", ctx)
@@ -219,6 +221,7 @@ def _kept(
         program=own_words(),
         nnodes=flags.nnodes or 1,
         first=not (flags.node_rank or launch.rank),
+        hang_after_s=given["hang_after"],
     )
     return plan.words(command)
 

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
+
 from nccl_doctor.system.forks import signal_name
 from nccl_doctor.system.helpers import send
-from nccl_doctor.system.kept import KeptEnd, leave_as, run_kept
+from nccl_doctor.system.kept import KeptEnd, Silence, leave_as, run_kept
 from nccl_doctor.system.terminal import complain
 
 COMMAND = "keep"
@@ -30,6 +34,8 @@ _TOGETHER_S = 600.0
 _OTHERS_S = 10.0
 """Time for the other hosts to end, when the job has failed here."""
 _LOOK_S = 0.2
+_PY_SPY = "py-spy"
+_STACK_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class Plan:
         program: words that start this program.
         nnodes: number of hosts.
         first: this is rank 0's host, or the only one that is known.
+        hang_after_s: seconds without output after which the job is looked at; None: never.
     """
 
     folder: str
@@ -51,6 +58,7 @@ class Plan:
     program: tuple[str, ...]
     nnodes: int
     first: bool
+    hang_after_s: float | None = None
 
     def words(self, command: Sequence[str]) -> list[str]:
         """The line of the process that keeps the output of a command."""
@@ -62,7 +70,10 @@ def main(words: Sequence[str]) -> NoReturn:
     plan, command = Plan(**json.loads(words[0])), words[1:]
     folder = Path(plan.folder)
     _note(folder, ended=False)
-    end = run_kept(command, folder)
+    silence = None
+    if plan.hang_after_s is not None:
+        silence = Silence(plan.hang_after_s, lambda pid: _look(plan, folder, pid))
+    end = run_kept(command, folder, silence)
     _note(folder, ended=True)
     if end.code:
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # the job's own end counts
@@ -74,7 +85,7 @@ def _follow(plan: Plan, folder: Path, end: KeptEnd, command: Sequence[str]) -> N
     """Examine the hosts again, and what the job left; prints to stderr alone."""
     how = f"by {signal_name(-end.code)}" if end.code < 0 else f"with exit code {end.code}"
     complain(f"the job ended {how} after {end.seconds:.0f} s; its output is in {folder}")
-    folders, all_ended = _folders(folder)
+    folders, all_ended = _folders(folder, _OTHERS_S)
     after = folder / "after.json"
     if not all_ended:
         complain("the hosts are not examined again: the job goes on on some of them")
@@ -90,6 +101,53 @@ def _follow(plan: Plan, folder: Path, end: KeptEnd, command: Sequence[str]) -> N
     for name, file in (("before", plan.before), ("after", str(after))):
         words += [f"--{name}={file}"] if file in there else []
     _run([*words, *map(str, folders)], stdout=sys.stderr.fileno())
+
+
+def _look(plan: Plan, folder: Path, pid: int) -> None:
+    """Say where the ranks of a job stand that prints nothing; prints to stderr alone."""
+    complain(f"the job has printed nothing for {plan.hang_after_s:g} s")
+    with contextlib.suppress(OSError, ValueError, RuntimeError, psutil.Error):
+        for rank, process in _ranks_below(pid).items():
+            name, text = _stack_of(process)
+            send(folder, partial(_write, folder / f"{name}.rank{rank}.txt", text))
+        words = [*plan.program, "autopsy", f"--json={folder / 'hang.json'}"]
+        words += map(str, _folders(folder, wait_s=0.0)[0])
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        if done.returncode == 1:
+            sys.stderr.write(done.stdout.decode("utf-8", "replace"))
+            sys.stderr.flush()
+        else:
+            missing = "" if shutil.which(_PY_SPY) else f"; with {_PY_SPY} installed more is seen"
+            complain(f"nothing here shows which rank it waits for{missing}")
+
+
+def _ranks_below(pid: int) -> dict[int, psutil.Process]:
+    """The process of each rank of this host; not those that a rank started."""
+    found: dict[int, psutil.Process] = {}
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            rank = process.environ().get("RANK", "")
+            above = process.parent()
+            if rank.isdigit() and (above is None or above.environ().get("RANK") != rank):
+                found[int(rank)] = process
+    return found
+
+
+def _stack_of(process: psutil.Process) -> tuple[str, bytes]:
+    """The Python stack of a rank where py-spy shows it, else its state in the kernel."""
+    if path := shutil.which(_PY_SPY):
+        words = [path, "dump", "--pid", str(process.pid)]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(
+                words, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_STACK_S
+            )
+            return "stack", done.stdout + done.stderr
+    return "status", Path(f"/proc/{process.pid}/status").read_bytes()
+
+
+def _write(file: Path, text: bytes) -> bytes:
+    file.write_bytes(text)
+    return b""
 
 
 def _existing(*files: str) -> bytes:
@@ -114,9 +172,9 @@ def _note(folder: Path, *, ended: bool) -> None:
         send(folder, write)
 
 
-def _folders(own: Path) -> tuple[list[Path], bool]:
-    """Folders of all hosts of this job, in order, and whether all of them have ended; waits a
-    moment for those that have not.
+def _folders(own: Path, wait_s: float) -> tuple[list[Path], bool]:
+    """Folders of all hosts of this job, in order, and whether all of them have ended; waits for
+    those that have not.
     """
 
     def look() -> bytes:
@@ -130,7 +188,7 @@ def _folders(own: Path) -> tuple[list[Path], bool]:
             }
         ).encode()
 
-    until = time.monotonic() + _OTHERS_S
+    until = time.monotonic() + wait_s
     while True:
         ended = json.loads(send(own, look))
         if all(ended.values()) or time.monotonic() > until:
@@ -173,7 +231,7 @@ def make_folder(path: str, name: str) -> Path:
     def make() -> bytes:
         folder.mkdir(parents=True, exist_ok=True)
         for each in folder.iterdir():
-            if each.suffix in (".log", ".json") and each.is_file():
+            if each.suffix in (".log", ".json", ".txt") and each.is_file():
                 each.unlink()
         _note_of(folder).touch()
         return b""

@@ -166,6 +166,13 @@ HEADINGS: Mapping[str, tuple[OptionRow, ...]] = {
             "If it fails, find out who failed first, and examine the hosts again.",
         ),
         _entry(
+            "--hang-after",
+            type=Seconds(),
+            metavar="SECONDS",
+            about="With --autopsy: if the job prints nothing for so long, say where its ranks "
+            "stand; py-spy is used if it is installed. The job goes on.",
+        ),
+        _entry(
             "--init-method",
             in_file=_TEXT,
             metavar="URL",

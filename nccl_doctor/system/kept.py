@@ -18,7 +18,7 @@ import termios
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -56,7 +56,17 @@ class KeptEnd:
         return bool(asks & {*self.sent_on}) or -self.code in (signal.SIGINT, signal.SIGTERM)
 
 
-def run_kept(command: Sequence[str], folder: Path) -> KeptEnd:
+@dataclass(frozen=True)
+class Silence:
+    """Reaction to a command that prints nothing for `after_s` seconds: `call`, in a thread of its
+    own, with the process id of the command; once for each such time.
+    """
+
+    after_s: float
+    call: Callable[[int], None]
+
+
+def run_kept(command: Sequence[str], folder: Path, silence: Silence | None = None) -> KeptEnd:
     """Run a command and keep its output in files of `folder`, which is there; only from the main
     thread, and only once.
 
@@ -75,7 +85,7 @@ def run_kept(command: Sequence[str], folder: Path) -> KeptEnd:
         stream.begin()
     end = KeptEnd(0, 0.0)
     threading.Thread(target=_send_on, args=(pid, streams, end.sent_on), daemon=True).start()
-    status = _pass_on(pid, streams)
+    status = _pass_on(pid, streams, silence)
     for stream in streams:
         stream.file.close()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)  # what follows may be interrupted
@@ -190,26 +200,30 @@ def _send_on(pid: int, streams: Sequence[_KeptStream], sent_on: list[int]) -> No
         if info.si_signo == signal.SIGWINCH:
             for stream in streams:
                 stream.resize()
-        elif info.si_code > _BY_KERNEL:
-            sent_on.append(info.si_signo)
-            continue
         else:
             sent_on.append(info.si_signo)
+            if info.si_code > _BY_KERNEL:
+                continue
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, info.si_signo)
 
 
-def _pass_on(pid: int, streams: Sequence[_KeptStream]) -> int:
+def _pass_on(pid: int, streams: Sequence[_KeptStream], silence: Silence | None) -> int:
     """Pass the output on until the command has ended. Returns: its wait status."""
     open_ones = {stream.here: stream for stream in streams}
     status: int | None = None
-    until = 0.0
+    until, printed, told = 0.0, time.monotonic(), False
     while True:
         wait_s = _LOOK_S if status is None else 0.0
         readable = select.select([*open_ones], [], [], wait_s)[0] if open_ones else []
         for here in readable:
             if not open_ones[here].pass_on():
                 del open_ones[here]
+        if readable:
+            printed, told = time.monotonic(), False
+        elif silence and not told and time.monotonic() - printed > silence.after_s:
+            told = True
+            threading.Thread(target=silence.call, args=(pid,), daemon=True).start()
         if status is None:
             if not open_ones:  # nothing more to read: it may go on without its streams
                 return os.waitpid(pid, 0)[1]

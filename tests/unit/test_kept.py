@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import select
@@ -17,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
+from nccl_doctor.cli.keep import Plan, make_folder
 
 PROGRAM = """
 import sys
@@ -212,3 +215,36 @@ def test_ctrl_c_reaches_the_command_once(tmp_path: Path) -> None:
         assert b"xx" not in read_until(master, b"int")
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     assert (tmp_path / "asked").read_text() == "True"
+
+
+HANGS = """
+RANK=0 sleep 60 &
+RANK=1 sh -c 'kill -STOP $$' &
+echo started
+trap 'kill -KILL 0' TERM
+wait
+"""
+
+
+def test_a_job_that_prints_nothing_is_looked_at_and_goes_on(tmp_path: Path) -> None:
+    folder = make_folder(str(tmp_path), "node0-nd0")
+    program = (sys.executable, "-m", "nccl_doctor")
+    plan = Plan(str(folder), "", (), program, 1, first=True, hang_after_s=0.5)
+    with subprocess.Popen(
+        plan.words(["bash", "-c", HANGS]),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "started\n"
+        assert process.stderr.readline() == "nccl-doctor: the job has printed nothing for 0.5 s\n"
+        said = next(line for line in process.stderr if "[rank-" in line)
+        assert process.poll() is None
+        os.killpg(process.pid, signal.SIGKILL)
+    report = json.loads((folder / "hang.json").read_text())
+    (cause,) = report["root_causes"]
+    assert (cause["code"], cause["where"]["ranks"]) == ("rank-frozen", [1])
+    assert "[rank-frozen]" in said
