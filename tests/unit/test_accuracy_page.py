@@ -37,6 +37,11 @@ def test_the_page_holds_every_case_and_every_bar() -> None:
     fixes = {corpus.faults[0].id: "works", corpus.faults[1].id: "by hand"}
     text = page(faults, stock, unseen, healthy, met=met, fixes=fixes)
     assert " | 2.0 | works | nothing (nd0 still waiting) | – |" in text
+    assert "named a cause of 0: the code of the fault on 0" in text
+    known = replace(stock[corpus.faults[0].id], code="host-absent", sure="likely")
+    told = page(faults, {corpus.faults[0].id: known}, [], healthy, met=met, fixes=fixes)
+    assert "(nd0 still waiting); autopsy: host-absent (likely) |" in told
+    assert "named a cause of 1: " in told
     assert all(bar.met for bar in met)
     for case in (*corpus.faults, *corpus.healthy, *(case for case, _ in unseen)):
         assert case.title.replace("|", "\\|") in text

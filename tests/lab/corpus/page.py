@@ -220,7 +220,8 @@ def page(
         out += [
             "",
             f"Plain torchrun was tried on {len(stock)} faults: it printed nothing within "
-            f"{STOCK_CAP_S:g} s on {len(silent)}, and ran the job to its end on {len(runs)}.",
+            f"{STOCK_CAP_S:g} s on {len(silent)}, and ran the job to its end on {len(runs)}. "
+            f"{_autopsies(faults, stock)}",
         ]
     if unseen:
         out += ["", *_blind(unseen)]
@@ -238,6 +239,19 @@ def page(
         slowest = max(each.seconds for each in mine)
         out.append(f"| {_cell(case.title)} | {len(mine)} | {_cell(words)} | {slowest:.1f} |")
     return "\n".join(out) + "\n"
+
+
+def _autopsies(faults: Sequence[Row], stock: Mapping[str, Stock]) -> str:
+    """How often `nccl-doctor autopsy` knew the cause from what plain torchrun printed."""
+    said = [(case, stock[case.id]) for case, _ in faults if case.id in stock]
+    told = [(case, each) for case, each in said if each.code]
+    right = [case for case, each in told if any(each.code in one.codes for one in case.expect)]
+    sure = [each for case, each in told if case not in right and each.sure == "certain"]
+    return (
+        f"From what it printed, `nccl-doctor autopsy` named a cause of {len(told)}: the code of "
+        f"the fault on {len(right)}, another code as certain on {len(sure)} (an effect of it that "
+        "the text shows, such as a port that refuses for a host that is not there)."
+    )
 
 
 def _three(faults: Sequence[Row], unseen: Sequence[Row], healthy: Sequence[Row]) -> list[str]:
@@ -308,6 +322,7 @@ def _row(case: Case, result: Result, stock: Stock | None, fix: str) -> str:
     words, seconds = "not tried", ""
     if stock is not None:
         words = f"{stock.words} ({stock.ended})"
+        words += f"; autopsy: {stock.code} ({stock.sure})" if stock.code else ""
         seconds = "–" if stock.seconds is None else f"{stock.seconds:.0f}"
     took = f"{result.seconds:.1f}"
     cells = [case.title, str(case.hosts), wanted, seen(result), took, fix, words]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from nccl_doctor.autopsy.examine import examine
+from nccl_doctor.autopsy.kinds import CAUSE_NOT_TOLD
 from tests.lab.corpus import Case
 from tests.lab.corpus.inject import prepare
 from tests.lab.lab import Lab
@@ -52,12 +56,15 @@ dist.destroy_process_group()
 class Stock:
     """What plain torchrun with that job said: its first telling line and when it came.
 
-    `ended` is the exit codes in words, where all hosts were done within the cap.
+    `ended` is the exit codes in words, where all hosts were done within the cap. `code` is the
+    cause in what all hosts printed, by `nccl-doctor autopsy`, and `sure` its confidence.
     """
 
     words: str
     seconds: float | None
     ended: str
+    code: str = ""
+    sure: str = ""
 
     @property
     def runs(self) -> bool:
@@ -95,7 +102,18 @@ def run_stock(case: Case, cap_s: float = STOCK_CAP_S) -> Stock:
             return Stock("the job runs", max(p.seconds or 0.0 for p in processes), RUNS)
         running = [p.host.name for p in processes if p.returncode is None]
         ended = f"{', '.join(running)} still waiting" if running else f"exit {codes}"
-        return Stock(words, seconds, ended)
+        return Stock(words, seconds, ended, *_autopsy(processes, folder / "printed"))
+
+
+def _autopsy(processes: Sequence[Process], folder: Path) -> tuple[str, str]:
+    """Code and confidence of the cause in what the hosts printed; empty where none is found."""
+    folder.mkdir()
+    for node, process in enumerate(processes):
+        text = "".join(f"{line.text}\n" for line in process.lines)
+        (folder / f"node{node}.log").write_text(text or "\n")
+    causes = examine([str(folder)], io.BytesIO(), started="").root_causes
+    told = [cause for cause in causes if cause.kind != CAUSE_NOT_TOLD]
+    return (told[0].code, told[0].confidence.value) if told else ("", "")
 
 
 _TELLING = re.compile(r"Error\b|error:|timed out|Exception|cannot|unable|failed", re.IGNORECASE)
