@@ -2,7 +2,7 @@
 
 Rank 0 is the program itself, with its store; all others are played (tests/lab/crowd) on the same
 machine, with the program's own client and a connection each. They say what a run of two hosts in
-the lab saw, which is recorded first. So the time is that of sign-in, rounds, letters, judging and
+the lab saw, which is recorded first. So the time is that of sign-in, rounds, batches, judging and
 writing: what the checks themselves take is not in it.
 
     python benchmarks/scale.py --ranks 64,1024 --cases healthy,cut
@@ -380,7 +380,7 @@ def page(rows: Sequence[Row], problems: Sequence[str]) -> str:
 _PAGE = """\
 # Scale
 
-What sign-in, rounds, letters, judging and writing cost on rank 0, and whether the right place is
+What sign-in, rounds, batches, judging and writing cost on rank 0, and whether the right place is
 named. `benchmarks/scale.py` measures it and writes this page.
 What to start a run with, by the number of hosts: [engines.md](engines.md).
 
@@ -388,7 +388,7 @@ What to start a run with, by the number of hosts: [engines.md](engines.md).
 
 Rank 0 is the program itself: it serves the store, conducts the run, judges, and writes the report.
 All other ranks are played by a few processes on the same machine, with the program's own client and
-one connection for each rank; what the ranks of a host say to their speaker stays on the host, and
+one connection for each rank; what the ranks of a host say to their agent stays on the host, and
 is not played. Letters that no order can change are made before the start, as each host of a cluster
 makes its own. They say what the hosts of a healthy run of 2 × 2 ranks said, each with its own name,
 address and times. What the checks themselves take is not in the seconds, nor is the time limit for
@@ -417,13 +417,13 @@ others.
 {parts}
 
 *Sign-in* is from its end of looking at its own host to the list of all seats; *rounds* are orders,
-reading the letters of all, and planning and judging between them; *judging* is until the verdict is
+reading the batches of all, and planning and judging between them; *judging* is until the verdict is
 printed.
 
-From 128 ranks on, the ranks of a host speak with one voice, in a star over one store: a process on
-the host signs in for them, and posts their answers of a round as one letter. The ranks of rank 0's
-host, which are nearest to the store, speak for themselves.
-Each voice lets the store wait for the next order, and is told of it at once.
+From 128 ranks on, the ranks of a host have one agent, in a star over one store: a process on
+the host signs in for them, and posts their answers of a round as one batch. The ranks of rank 0's
+host, which are nearest to the store, answer by themselves.
+Each agent lets the store wait for the next order, and is told of it at once.
 """
 
 

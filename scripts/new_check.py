@@ -197,7 +197,7 @@ def problem(root: Path, name: str, parts: dict[Path, str]) -> str | None:
     if not name:
         return "no name: say make new-check NAME=clock_skew"
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        return f'"{name}" is no name for a check: lower-case letters, digits and _, e.g. clock_skew'
+        return f'"{name}" is no name for a check: lower-case batches, digits and _, e.g. clock_skew'
     if len(name) > 40:
         return f"{len(name)} characters are too many for a name: 40 at most"
     checks = root / "checks"

@@ -131,7 +131,7 @@ HEADINGS: Mapping[str, tuple[OptionRow, ...]] = {
         ),
         _entry("--relay", is_flag=True, hidden=True),
         _entry("--again", metavar="FILE", hidden=True),
-        _entry("--voices-from", type=Number(2, MAX_RANKS), hidden=True),
+        _entry("--agents-from", type=Number(2, MAX_RANKS), hidden=True),
     ),
     "The job": (
         _entry(

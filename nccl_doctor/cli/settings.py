@@ -107,7 +107,7 @@ def options_of(ctx: click.Context, given: Mapping[str, Any], *, first: bool) -> 
         hands_over=bool(ctx.meta.get(COMMAND)),
         verbosity=given["verbose"],
         quiet=given["quiet"],
-        voices_from=given.get("voices_from") or Options.voices_from,
+        agents_from=given.get("agents_from") or Options.agents_from,
         **redaction_of(given, check=first),
         **ctx.meta[_CONFIG],
     )

@@ -122,7 +122,7 @@ class Coordinator:
             self._deaths,
             self._rivals,
             posted=self._posted,
-            voices=self._answers.voices,
+            agents=self._answers.agents,
         )
         roll.call()
         if roll.cut_short:
@@ -378,7 +378,7 @@ class Coordinator:
         # Some may have taken a seat that this run has not read yet.
         taken = range(min(box.add("seats", 0), self._run.launch.world_size or 0))
         seats = {*self._evidence.seats, *taken} - self._silent - {self._run.seat}
-        box.wait({f"bye/{self._voice_of(seat)}" for seat in seats}, GOODBYE_S)
+        box.wait({f"bye/{self._agent_of(seat)}" for seat in seats}, GOODBYE_S)
 
     def _send_home(self, end: Finish) -> None:
         """Tell everybody the end, and keep the store up until they have read it."""
@@ -387,18 +387,18 @@ class Coordinator:
         # Who was refused, or came too late, reads that in the roster.
         everybody = {*self._evidence.seats, *self._evidence.refusals.seats}
         away = (self._silent - self._late) | {self._run.seat}
-        byes = {f"bye/{self._voice_of(seat)}" for seat in everybody - away}
+        byes = {f"bye/{self._agent_of(seat)}" for seat in everybody - away}
         if byes:
             box.wait(byes, GOODBYE_S + GOODBYE_OF_A_RANK_S * len(byes))
-        seats = {f"seat/{self._voice_of(seat)}" for seat in everybody}
+        seats = {f"seat/{self._agent_of(seat)}" for seat in everybody}
         late = [f"late/{seat}" for seat in self._late]
         names = ("seats", "departures", "deaths")
         box.forget([*names, *self._posted.keys, *seats, *byes, *late])
         self._rivals.close()
 
-    def _voice_of(self, seat: int) -> int:
+    def _agent_of(self, seat: int) -> int:
         """The seat that says goodbye for a seat."""
-        first = self._answers.voices.of(seat)
+        first = self._answers.agents.of(seat)
         return seat if first is None else first
 
 

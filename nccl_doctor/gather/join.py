@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor import __version__
+from nccl_doctor.gather.agent.batches import Agents, is_of_agent, refused_in, sign_ins_in
 from nccl_doctor.gather.context import Run
 from nccl_doctor.gather.ends import Deaths
 from nccl_doctor.gather.envelope import BadMessage
@@ -23,7 +24,6 @@ from nccl_doctor.gather.rounds import WITNESSES
 from nccl_doctor.gather.seats import most_seats
 from nccl_doctor.gather.store import OPERATION_S, ControlStore, StoreTimeout
 from nccl_doctor.gather.store_client import FIRST_PAUSE_S, next_pause
-from nccl_doctor.gather.voice.letters import Voices, is_of_speaker, refused_in, sign_ins_in
 from nccl_doctor.launch import identity
 from nccl_doctor.model.codec import MAX_RANKS
 from nccl_doctor.model.launch import OWN, Launch
@@ -49,7 +49,7 @@ STRANGERS_S, _AGAIN_S = 0.15, 0.5
 _SMALL = 200 << 10
 """Largest sign-in after that time, in bytes of JSON."""
 _EVERYWHERE_S = 1.0
-"""Time between two looks for sign-ins at all seats, where speakers sign in for several."""
+"""Time between two looks for sign-ins at all seats, where agents sign in for several."""
 
 
 class Join:
@@ -64,12 +64,12 @@ class Join:
         rivals: RivalCheck,
         *,
         posted: Postings,
-        voices: Voices,
+        agents: Agents,
     ) -> None:
         self._run = run
         self._box = box
         self._posted = posted
-        self._voices = voices
+        self._agents = agents
         self._evidence = evidence
         self._deaths = deaths
         self._rivals = rivals
@@ -88,8 +88,8 @@ class Join:
         self.cut_short = False
         """True if the time of the run ended it: who is missing then was not waited for."""
         self._size = grown((run.launch.nnodes or 1, 1), run.launch)
-        self._in_a_letter = 1
-        """Sign-ins in the last letter of a speaker."""
+        self._in_a_batch = 1
+        """Sign-ins in the last batch of an agent."""
         self._everywhere_s = 0.0
         self._not_before = 0.0
         """The `time.monotonic()` second of the last look at all seats: what is read now was not
@@ -246,7 +246,7 @@ class Join:
         """Take the sign-ins that have come since the last look. Returns: whether any has."""
         has_news = False
         while True:
-            began, step = time.monotonic(), self._in_a_letter
+            began, step = time.monotonic(), self._in_a_batch
             everywhere = everywhere or step == 1 or began >= self._everywhere_s
             awaited = {
                 f"seat/{seat}": seat for seat in self._unknown_seats(1 if everywhere else step)
@@ -269,7 +269,7 @@ class Join:
 
     def _unknown_seats(self, step: int) -> Iterator[int]:
         """Unknown seats that may hold a sign-in: the first of each row, and those at this distance
-        from it, as what a speaker says stands at the first one of its seats.
+        from it, as what an agent says stands at the first one of its seats.
         """
         first = last = -2
         for seat in range(self._seats()):
@@ -286,8 +286,8 @@ class Join:
         many = self._box.many(there) if there and self._is_near else {}
         for key, first in sorted(there.items(), key=lambda item: item[0] not in many):
             try:
-                letter = self._read(key, many)
-                sign_ins = sign_ins_in(first, letter, self._voices.known)
+                batch = self._read(key, many)
+                sign_ins = sign_ins_in(first, batch, self._agents.known)
             except BadMessage as error:
                 if self._run.config.key:
                     self._refuse(key, error)
@@ -301,16 +301,16 @@ class Join:
             except StoreTimeout:  # somebody took it away again
                 continue
             else:
-                alone = not is_of_speaker(letter)
+                alone = not is_of_agent(batch)
                 taken = [s for s, data in sign_ins if self._take(s, data, key, alone=alone)]
                 if not alone:
-                    self._voices.note(first, taken)
-                    self._in_a_letter = len(sign_ins)
+                    self._agents.add(first, taken)
+                    self._in_a_batch = len(sign_ins)
 
     def _take(self, seat: int, data: Any, key: str, *, alone: bool) -> bool:
-        """Take a sign-in of the letter `key`. Returns: whether it is a new one.
+        """Take a sign-in of the batch `key`. Returns: whether it is a new one.
 
-        One that stands `alone` counts more than one by a speaker: its sender did not hear of that.
+        One that stands `alone` counts more than one by an agent: its sender did not hear of that.
         """
         evidence, refusals = self._evidence, self._evidence.refusals
         try:

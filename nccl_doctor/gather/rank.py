@@ -16,6 +16,8 @@ from dataclasses import replace
 from functools import partial
 
 from nccl_doctor.gather import ends
+from nccl_doctor.gather.agent.client import AgentClient
+from nccl_doctor.gather.agent.connection import AgentLost
 from nccl_doctor.gather.connect import connect, open_store
 from nccl_doctor.gather.context import Run
 from nccl_doctor.gather.coordinator import GOODBYE_S, Coordinator
@@ -43,8 +45,6 @@ from nccl_doctor.gather.seats import claims, take_seat
 from nccl_doctor.gather.store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.told import findings_of
 from nccl_doctor.gather.views import HostReports
-from nccl_doctor.gather.voice.line import LineLost
-from nccl_doctor.gather.voice.of_host import HostVoice
 from nccl_doctor.judge.checks import error_words, judge_all
 from nccl_doctor.model import kinds
 from nccl_doctor.model.cluster import AFTER_LOSS, Cluster
@@ -81,7 +81,7 @@ class Participant:
         self._is_second = False
         self._box: ControlStore | None = None
         self._coordinator: Coordinator | None = None
-        self._voice = HostVoice(run)
+        self._agent = AgentClient(run)
         self._views = HostReports(
             run.options.output_dir if self._speaks_in_folder() else None,
             run.options.join_timeout_s,
@@ -114,7 +114,7 @@ class Participant:
         if run.options.hands_over and run.door.server == "other" and self._box is not None:
             # The job would else meet our store in place of its own, and lose it.
             self._box.outlive(GOODBYE_S)
-        self._voice.end()
+        self._agent.end()
         if awake is not None:
             forks.stop_service(awake)  # reaped: after exec it would be a zombie of the job
         forks.kill_living()
@@ -170,7 +170,7 @@ class Participant:
         run = self._run
         who = replace(who, alone=alone_as(run.launch, run.environ, who.host_key))
         self._token = who.token
-        self._voice.start()
+        self._agent.start()
         self._leave_view()
         with run.joining.phase("examined_s"):
             facts = examine_alone(run)
@@ -263,9 +263,9 @@ class Participant:
                 lasts=key is not None and key.lasts,
             )
         try:
-            box, run.seat = self._voice.sign_in(box, run_id, who.to_json())
+            box, run.seat = self._agent.sign_in(box, run_id, who.to_json())
             self._box = box
-        except LineLost:
+        except AgentLost:
             with run.joining.phase("seat_s"):
                 run.seat = take_seat(box, run.launch)
             who = replace(who, joining=dict(run.joining.seconds))

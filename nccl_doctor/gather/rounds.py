@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import replace
 from typing import Any
 
+from nccl_doctor.gather.agent.batches import BATCH_MAX, Agents, answers_in, answers_key
 from nccl_doctor.gather.context import Run
 from nccl_doctor.gather.ends import Deaths, Heartbeats
 from nccl_doctor.gather.envelope import BadMessage
@@ -15,7 +16,6 @@ from nccl_doctor.gather.messages import Claimant
 from nccl_doctor.gather.progress import rows_of_round
 from nccl_doctor.gather.refusals import kind_of
 from nccl_doctor.gather.store import ControlStore, StoreTimeout
-from nccl_doctor.gather.voice.letters import LETTER_MAX, Voices, answers_in, answers_key
 from nccl_doctor.judge.checks import Judged, judge_all
 from nccl_doctor.launch import identity
 from nccl_doctor.model.check import Check
@@ -30,31 +30,31 @@ ANSWER_MAX = 4 << 20
 STRANGERS_S = 5.0
 """Time in all to wait for answers in whose place a stranger has put what has no seal."""
 _ASK_S = 1.0
-"""Time after which it is looked whether those of a late speaker speak for themselves."""
+"""Time after which it is looked whether those of a late agent answer by themselves."""
 _MANY, _READ_S = 256, 0.3
-"""Late speakers from which on letters are read while others are still to come, and the time between
+"""Late agents from which on batches are read while others are still to come, and the time between
 two such looks: to read them takes as long as to wait for them.
 """
 _FEW = 8
-"""Most late speakers of which that is asked before the end of the round: it is a look for each of
+"""Most late agents of which that is asked before the end of the round: it is a look for each of
 their ranks."""
 
 
 class _OpenRound:
     """Answers of one round: which are awaited, by which keys, and which have come."""
 
-    def __init__(self, number: int, seats: Collection[int], voices: Voices) -> None:
+    def __init__(self, number: int, seats: Collection[int], agents: Agents) -> None:
         self.number, self.seats = number, seats
         self.own = {seat: f"evidence/{number}/{seat}" for seat in seats}
         """Key of an answer that stands alone."""
-        self.spoken: dict[int, list[int]] = {}
-        """First seat of a speaker → those here that it speaks for."""
+        self.of_agent: dict[int, list[int]] = {}
+        """First seat of an agent → its seats in this round."""
         for seat in seats:
-            if (first := voices.of(seat)) is not None:
-                self.spoken.setdefault(first, []).append(seat)
-        self.late = set(self.spoken)
-        """Speakers whose letter has not come, by their first seats."""
-        self._by_letter = {seat for members in self.spoken.values() for seat in members}
+            if (first := agents.of(seat)) is not None:
+                self.of_agent.setdefault(first, []).append(seat)
+        self.late = set(self.of_agent)
+        """Agents whose batch has not come, by their first seats."""
+        self._by_batch = {seat for members in self.of_agent.values() for seat in members}
         self.here: dict[int, Outcome] = {}
         self.alone: set[int] = set()
         """Seats whose own answer is there, to be read in the end."""
@@ -66,29 +66,29 @@ class _OpenRound:
     def keys(self, is_gone: Callable[[int], bool]) -> set[str]:
         """Keys of what is still to come, without those who will say nothing more."""
         left = [seat for seat in self.seats if not self.has(seat) and not is_gone(seat)]
-        alone = {self.own[seat] for seat in left if seat not in self._by_letter}
+        alone = {self.own[seat] for seat in left if seat not in self._by_batch}
         here = set(left)
         return alone | {
             answers_key(self.number, first)
             for first in self.late
-            if not here.isdisjoint(self.spoken[first])
+            if not here.isdisjoint(self.of_agent[first])
         }
 
     def singles(self, firsts: Iterable[int]) -> set[str]:
-        """Keys of those of some speakers, if they speak for themselves."""
-        return {self.own[seat] for first in firsts for seat in self.spoken[first]}
+        """Keys of those of some agents, if they answer by themselves."""
+        return {self.own[seat] for first in firsts for seat in self.of_agent[first]}
 
     def note(self, there: Set[str]) -> set[int]:
-        """Take keys that have come. Returns: the speakers with a letter among them."""
+        """Take keys that have come. Returns: the agents with a batch among them."""
         self.alone |= {seat for seat, key in self.own.items() if key in there}
         come = {first for first in self.late if answers_key(self.number, first) in there}
         self.late -= come
         return come
 
     def enter(self, first: int, outcomes: Mapping[int, Outcome]) -> None:
-        """Take what a letter holds; a seat that it leaves out speaks for itself."""
+        """Take what a batch holds; a seat that it leaves out answers by itself."""
         self.here.update(outcomes)
-        self._by_letter -= {seat for seat in self.spoken[first] if seat not in outcomes}
+        self._by_batch -= {seat for seat in self.of_agent[first] if seat not in outcomes}
 
 
 class Answers:
@@ -104,7 +104,7 @@ class Answers:
     ) -> None:
         self._run, self._box, self._evidence = run, box, evidence
         self._deaths, self._heartbeats = deaths, heartbeats
-        self.voices = Voices()
+        self.agents = Agents()
         self._met: Mapping[int, int] = {}
         self._strangers_s = 0.0
         self._is_near = identity.is_this_host(box.host)
@@ -125,7 +125,7 @@ class Answers:
         self._met = met
         until = time.monotonic() + patience_s
         progress, named = self._run.progress, not self._run.options.redact
-        round_ = _OpenRound(number, seats, self.voices)
+        round_ = _OpenRound(number, seats, self.agents)
         progress.people(
             lambda: rows_of_round(
                 self._evidence, {seat: round_.has(seat) for seat in seats}, named=named
@@ -144,18 +144,18 @@ class Answers:
         if rest := {key for seat, key in round_.own.items() if not round_.has(seat)}:
             self._take(round_, self._box.wait(rest, 0.0))
         for first in round_.late:
-            self.voices.mute(first)
+            self.agents.remove(first)
         return round_.here | self._read(round_.own, round_.alone - round_.here.keys())
 
     def _take(self, round_: _OpenRound, there: Set[str]) -> None:
-        """Take what has come: letters are opened, of single answers it is only noted."""
+        """Take what has come: batches are opened, of single answers it is only noted."""
         keys = {answers_key(round_.number, first): first for first in round_.note(there)}
         many = self._box.many(keys) if keys and self._is_near else {}
         for key, first in keys.items():
-            seats = round_.spoken[first]
+            seats = round_.of_agent[first]
             try:
-                letter = self._letter(key, many.get(key), LETTER_MAX)
-                answers = answers_in(letter, first, seats, self.voices.known)
+                batch = self._batch(key, many.get(key), BATCH_MAX)
+                answers = answers_in(batch, first, seats, self.agents.known)
             except (ValueError, StoreTimeout) as error:
                 round_.enter(first, self._refused(key, error, seats))
             else:
@@ -169,15 +169,15 @@ class Answers:
         found: dict[int, Outcome] = {}
         for key, seat in keys.items():
             try:
-                data = self._letter(key, many.get(key), ANSWER_MAX)
+                data = self._batch(key, many.get(key), ANSWER_MAX)
             except (ValueError, StoreTimeout) as error:
                 found.update(self._refused(key, error, [seat]))
             else:
                 found[seat] = self._outcome(key, seat, data)
         return found
 
-    def _letter(self, key: str, data: bytes | None, largest: int) -> Any:
-        """A letter; `data` is what was read of it already. With a key, that of a stranger may be
+    def _batch(self, key: str, data: bytes | None, largest: int) -> Any:
+        """A batch; `data` is what was read of it already. With a key, that of a stranger may be
         replaced soon.
         """
         began, is_sealed = time.monotonic(), self._run.config.key is not None
@@ -202,7 +202,7 @@ class Answers:
             return self._refused(key, error, [seat])[seat]
 
     def _refused(self, key: str, error: Exception, seats: Iterable[int]) -> dict[int, Outcome]:
-        """Outcomes where a letter cannot be taken: untested; or silent, if it was taken away."""
+        """Outcomes where a batch cannot be taken: untested; or silent, if it was taken away."""
         if isinstance(error, StoreTimeout):
             silent = Outcome(OutcomeStatus.SILENT, reason="its answer is gone from the store")
             return dict.fromkeys(seats, silent)

@@ -26,8 +26,8 @@ class Options:
     rank 0 may put the end of the run off, by `MOST_MORE_S` at most. `absent_nodes` are node ranks
     that are known not to come: the sign-in does not wait for them. `baseline` is where earlier
     reports are. With `redact`, the report gets pseudonyms as it is written, made with the key in
-    the file `redact_key`, if there is one. In a job of at least `voices_from` ranks, those of a
-    host speak with one voice (`gather.voice`).
+    the file `redact_key`, if there is one. In a job of at least `agents_from` ranks, those of a
+    host have an agent (`gather.agent`).
     """
 
     backend: str = "auto"
@@ -52,7 +52,7 @@ class Options:
     config: str = ""
     absent_nodes: tuple[int, ...] = ()
     exit_profile: str = "native"
-    voices_from: int = 128
+    agents_from: int = 128
     job: Job = field(default_factory=Job)
 
 

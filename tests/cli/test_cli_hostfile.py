@@ -408,14 +408,14 @@ def test_a_relay_ends_when_the_line_closes(tmp_path: Path, env: dict[str, str]):
 
 
 @pytest.mark.parametrize("text", ["hello\n", "{}\n", '{"options": {"level": "deep"}}\n', "[]\n"])
-def test_a_letter_of_another_version(tmp_path: Path, env: dict[str, str], text: str):
+def test_a_batch_of_another_version(tmp_path: Path, env: dict[str, str], text: str):
     with relay(tmp_path, env) as process:
         _, err = process.communicate(text, timeout=20)
     assert process.returncode == 2
     assert "nccl-doctor: error: --relay: cannot read the options" in err
 
 
-def test_a_letter_with_a_check_that_is_not_here(tmp_path: Path, env: dict[str, str]):
+def test_a_batch_with_a_check_that_is_not_here(tmp_path: Path, env: dict[str, str]):
     with relay(tmp_path, env) as process:
         assert process.stdin is not None
         process.stdin.write(instructions(Options(select=("zzz",)), {}))

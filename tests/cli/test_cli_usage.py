@@ -284,7 +284,7 @@ RUN_FLAGS = {
     "--output-dir",
     "--baseline",
     "--relay",
-    "--voices-from",
+    "--agents-from",
     "--mesh",
     "--groups",
     "--deepspeed-config",

@@ -1,4 +1,4 @@
-"""Sign-ins and answers, as rank 0 takes them from a real store: letters of speakers, and others."""
+"""Sign-ins and answers, as rank 0 takes them from a real store: batches of agents, and others."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.gather.agent.batches import (
+    Agents,
+    answers_key,
+    batch_of_answers,
+    batch_of_sign_ins,
+)
 from nccl_doctor.gather.ends import Deaths, Heartbeats, death_of
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.join import Join
@@ -15,12 +21,6 @@ from nccl_doctor.gather.opening import RivalCheck
 from nccl_doctor.gather.rounds import Answers
 from nccl_doctor.gather.run import prepare
 from nccl_doctor.gather.store import ControlStore
-from nccl_doctor.gather.voice.letters import (
-    Voices,
-    answers_key,
-    letter_of_answers,
-    letter_of_sign_ins,
-)
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.options import Options
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.xdist_group("torch")
 
 OK = Outcome(OutcomeStatus.OK, {"seen": True}, duration_s=0.1)
 SEATS = (1, 2, 3, 4)
-"""Seats 1 to 3 are those of a host with a speaker, and 4 that of another host."""
+"""Seats 1 to 3 are those of a host with an agent, and 4 that of another host."""
 
 
 class Head:
@@ -46,9 +46,9 @@ class Head:
         self.deaths = Deaths(self.box, self.evidence)
         quiet = Heartbeats(self.box, self.evidence)
         self.answers = Answers(run, self.box, self.evidence, self.deaths, quiet)
-        self.answers.voices.note(1, (1, 2, 3))
+        self.answers.agents.add(1, (1, 2, 3))
 
-    def letter(self, answers: Any, number: int = 0) -> None:
+    def batch(self, answers: Any, number: int = 0) -> None:
         self.box.put(answers_key(number, 1), answers)
 
     def single(self, seat: int, answer: Any = None, number: int = 0) -> None:
@@ -68,29 +68,29 @@ def head(store_port: int) -> Head:
     return Head(store_port)
 
 
-def test_one_letter_answers_for_a_host(head: Head) -> None:
-    head.letter(letter_of_answers({seat: OK.to_json() for seat in (1, 2, 3)}))
+def test_one_batch_answers_for_a_host(head: Head) -> None:
+    head.batch(batch_of_answers({seat: OK.to_json() for seat in (1, 2, 3)}))
     head.single(4)
     began = time.monotonic()
     assert head.of() == dict.fromkeys(SEATS, OutcomeStatus.OK)
     assert time.monotonic() - began < 1.0
-    assert head.answers.voices.of(2) == 1
+    assert head.answers.agents.of(2) == 1
 
 
-def test_who_is_not_in_the_letter_answers_alone(head: Head) -> None:
-    head.letter(letter_of_answers({seat: OK.to_json() for seat in (1, 3)}))
+def test_who_is_not_in_the_batch_answers_alone(head: Head) -> None:
+    head.batch(batch_of_answers({seat: OK.to_json() for seat in (1, 3)}))
     head.single(4)
     head.single(2)
     assert head.of() == dict.fromkeys(SEATS, OutcomeStatus.OK)
 
 
-def test_those_of_a_speaker_that_is_lost_are_heard_before_the_round_is_over(head: Head) -> None:
+def test_those_of_an_agent_that_is_lost_are_heard_before_the_round_is_over(head: Head) -> None:
     for seat in SEATS:
         head.single(seat)
     began = time.monotonic()
     assert head.of() == dict.fromkeys(SEATS, OutcomeStatus.OK)
     assert time.monotonic() - began < 3.0
-    assert head.answers.voices.of(2) is None, "they are not waited for by the letter again"
+    assert head.answers.agents.of(2) is None, "they are not waited for by the batch again"
     for seat in SEATS:
         head.single(seat, number=1)
     began = time.monotonic()
@@ -105,7 +105,7 @@ def test_who_says_nothing_has_no_outcome(head: Head) -> None:
 
 
 def test_nobody_waits_for_one_that_was_killed(head: Head) -> None:
-    head.letter(letter_of_answers({seat: OK.to_json() for seat in (1, 3)}))
+    head.batch(batch_of_answers({seat: OK.to_json() for seat in (1, 3)}))
     head.single(4)
     death = death_of(102, 2, "SIGKILL") | {"host": "k2"}
     head.box.put(f"death/{head.box.add('deaths', 1) - 1}", death)
@@ -114,11 +114,11 @@ def test_nobody_waits_for_one_that_was_killed(head: Head) -> None:
     assert time.monotonic() - began < 3.0
 
 
-@pytest.mark.parametrize("letter", ["nonsense", {"answers": 3}, {}, [1]])
-def test_a_letter_that_cannot_be_read_is_refused_for_all_that_it_is_of(
-    head: Head, letter: Any
+@pytest.mark.parametrize("batch", ["nonsense", {"answers": 3}, {}, [1]])
+def test_a_batch_that_cannot_be_read_is_refused_for_all_that_it_is_of(
+    head: Head, batch: Any
 ) -> None:
-    head.letter(letter)
+    head.batch(batch)
     head.single(4)
     untested = dict.fromkeys((1, 2, 3), OutcomeStatus.UNTESTED)
     assert head.of() == {4: OutcomeStatus.OK, **untested}
@@ -126,9 +126,9 @@ def test_a_letter_that_cannot_be_read_is_refused_for_all_that_it_is_of(
     assert head.refused
 
 
-def test_one_bad_answer_in_a_letter_costs_nobody_else_theirs(head: Head) -> None:
+def test_one_bad_answer_in_a_batch_costs_nobody_else_theirs(head: Head) -> None:
     answers = {seat: OK.to_json() for seat in (1, 2, 3)}
-    head.letter(letter_of_answers({**answers, 2: {"status": "splendid"}}))
+    head.batch(batch_of_answers({**answers, 2: {"status": "splendid"}}))
     head.single(4, ["no outcome"])
     assert head.of() == {
         1: OutcomeStatus.OK,
@@ -143,36 +143,36 @@ def sign_in(rank: int) -> dict[str, Any]:
     return SignIn(f"t{rank}", 100 + rank, Launch(rank=rank, world_size=5), "nd", "k").to_json()
 
 
-@pytest.mark.parametrize("first", ["the speaker", "the rank itself"])
+@pytest.mark.parametrize("first", ["the agent", "the rank itself"])
 def test_a_rank_that_has_signed_in_by_itself_too_has_the_seat_that_it_knows(
     store_port: int, first: str
 ) -> None:
-    """The speaker was stopped, and goes on: its letter may come before that of the rank, or after;
+    """The agent was stopped, and goes on: its batch may come before that of the rank, or after;
     the third rank has heard of neither.
     """
     launch = Launch(rank=0, world_size=5)
     evidence = EvidenceLog(launch, {}, {})
     box = ControlStore("127.0.0.1", store_port, timeout_s=5, prefix="seats/")
     run = prepare(Options(), launch, {}, time.monotonic(), logs=False)
-    deaths, voices = Deaths(box, evidence), Voices()
+    deaths, agents = Deaths(box, evidence), Agents()
     doubts = RivalCheck(box, launch, "t0")
     join = Join(
-        run, box, evidence, deaths, doubts, posted=Postings(box, is_near=True), voices=voices
+        run, box, evidence, deaths, doubts, posted=Postings(box, is_near=True), agents=agents
     )
-    letter, single = letter_of_sign_ins([sign_in(1), sign_in(2)]), sign_in(1)
-    letters = [(0, letter), (2, single)] if first == "the speaker" else [(0, single), (1, letter)]
+    batch, single = batch_of_sign_ins([sign_in(1), sign_in(2)]), sign_in(1)
+    batches = [(0, batch), (2, single)] if first == "the agent" else [(0, single), (1, batch)]
     box.add("seats", 3)
-    for seat, each in letters:
+    for seat, each in batches:
         box.put(f"seat/{seat}", each)
         assert join.latecomers()
-    by_itself = letters[first == "the speaker"][0]
-    by_letter = 1 if first == "the speaker" else 2
+    by_itself = batches[first == "the agent"][0]
+    by_batch = 1 if first == "the agent" else 2
     assert {evidence.launches()[seat].rank: seat for seat in evidence.seats} == {
         1: by_itself,
-        2: by_letter,
+        2: by_batch,
     }
-    assert voices.of(by_itself) is None
-    assert voices.of(by_letter) == letters[first != "the speaker"][0]
+    assert agents.of(by_itself) is None
+    assert agents.of(by_batch) == batches[first != "the agent"][0]
     assert deaths.of(by_itself) is None
     assert not list(evidence.problems())
     assert join.latecomers() == set(), "nothing is read twice"

@@ -64,11 +64,11 @@ def connect(port: int) -> ControlStore:
     return ControlStore("127.0.0.1", port, timeout_s=5, prefix=PREFIX)
 
 
-def test_letters_of_any_size_arrive_whole(door: tuple[int, int]) -> None:
+def test_batches_of_any_size_arrive_whole(door: tuple[int, int]) -> None:
     ours, theirs = connect(door[0]), connect(door[0])
     for value in (True, {"a": [1.5, "ü", None]}, [os.urandom(64).hex() for _ in range(4000)]):
-        ours.put("letter", value)
-        assert theirs.get("letter", 1.0) == value
+        ours.put("batch", value)
+        assert theirs.get("batch", 1.0) == value
 
 
 def test_no_piece_is_larger_than_a_small_packet(door: tuple[int, int]) -> None:
@@ -119,25 +119,25 @@ def test_a_path_that_swallows_large_packets_does_not_swallow_a_long_letter(
     door: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "_MANY_S", 1.0)
-    letter = [os.urandom(64).hex() for _ in range(300)]
-    connect(door[0]).put("letter", letter)
+    batch = [os.urandom(64).hex() for _ in range(300)]
+    connect(door[0]).put("batch", batch)
     path = SmallPackets(door[0])
     theirs = connect(path.port)
     for _ in range(2):
-        assert theirs.get("letter", 1.0) == letter
+        assert theirs.get("batch", 1.0) == batch
         assert path.swallowed == 1, "it is tried once"
     path.close()
 
 
-def test_a_long_letter_whose_piece_is_missing(door: tuple[int, int]) -> None:
+def test_a_long_batch_whose_piece_is_missing(door: tuple[int, int]) -> None:
     ours, theirs = connect(door[0]), connect(door[0])
-    ours.put("letter", [os.urandom(64).hex() for _ in range(500)])
-    ours.forget(["letter#20"])
+    ours.put("batch", [os.urandom(64).hex() for _ in range(500)])
+    ours.forget(["batch#20"])
     with pytest.raises(BadMessage, match="a piece of it is missing"):
-        theirs.get("letter", 1.0)
+        theirs.get("batch", 1.0)
 
 
-def test_a_letter_that_does_not_come_is_a_timeout_not_a_loss(door: tuple[int, int]) -> None:
+def test_a_batch_that_does_not_come_is_a_timeout_not_a_loss(door: tuple[int, int]) -> None:
     box = connect(door[0])
     started = time.monotonic()
     with pytest.raises(StoreTimeout, match="no value for none"):
@@ -154,7 +154,7 @@ def test_wait_names_those_who_came(door: tuple[int, int]) -> None:
     assert box.wait(["a", "b", "c"], 0.2) == {"a", "c"}
 
 
-def test_letters_come_some_at_once_and_bad_ones_as_what_they_are(door: tuple[int, int]) -> None:
+def test_batches_come_some_at_once_and_bad_ones_as_what_they_are(door: tuple[int, int]) -> None:
     box = connect(door[0])
     names = [f"evidence/{seat}" for seat in range(50)]
     for number, name in enumerate(names):
@@ -220,7 +220,7 @@ def test_nobody_waits_for_one_that_has_left_its_round(door: tuple[int, int]) -> 
     assert time.monotonic() - began < 30.0
 
 
-def test_many_letters_are_not_asked_for_one_by_one(door: tuple[int, int]) -> None:
+def test_many_batches_are_not_asked_for_one_by_one(door: tuple[int, int]) -> None:
     box = connect(door[0])
     names = [f"evidence/{seat}" for seat in range(400)]
     for name in names[:-1]:
@@ -236,7 +236,7 @@ def test_counters_are_shared(door: tuple[int, int]) -> None:
     assert [ours.add("n", 1), theirs.add("n", 1), ours.add("n", 0)] == [1, 2, 2]
 
 
-def test_letter_above_the_bound_is_refused(
+def test_batch_above_the_bound_is_refused(
     door: tuple[int, int],
 ) -> None:
     box = connect(door[0])
@@ -321,16 +321,16 @@ def test_what_is_put_in_the_place_of_a_sealed_message_is_replaced(door: tuple[in
         ControlStore("127.0.0.1", door[0], timeout_s=5, prefix=PREFIX, seal=seal) for _ in range(2)
     )
     value = [os.urandom(64).hex() for _ in range(20)]
-    ours.put("letter", value)
+    ours.put("batch", value)
     ours.put("bye", True)
     stranger = forged(door[0])
-    for name in ("letter", "letter#1"):
+    for name in ("batch", "batch#1"):
         key, _, number = name.partition("#")
         stranger.set(ours.name(key) + (f"#{number}" if number else ""), b"\0\0\0\x01hello")
     theirs.forget(["bye"])
     with ThreadPoolExecutor(1) as pool:
         pool.submit(ours.wait, ["nothing"], 3.0)
-        assert theirs.get("letter", 5.0) == value
+        assert theirs.get("batch", 5.0) == value
     assert not theirs.wait(["bye"], 0.0), "what is gone stays so"
 
 
@@ -444,10 +444,10 @@ def test_who_waits_hears_at_once_and_asks_hardly_ever(door: tuple[int, int], cro
     ours, theirs = connect(door[0]), connect(door[0])
     theirs.crowd = crowd
     ticks: list[float] = []
-    posts = threading.Timer(0.5, lambda: ours.put("letter", "here"))
+    posts = threading.Timer(0.5, lambda: ours.put("batch", "here"))
     posts.start()
     began = time.monotonic()
-    assert theirs.get("letter", 20.0, lambda: ticks.append(time.monotonic())) == "here"
+    assert theirs.get("batch", 20.0, lambda: ticks.append(time.monotonic())) == "here"
     assert 0.4 < time.monotonic() - began < 3.0
     assert len(ticks) >= 2, "a waiting participant shows that it lives"
     posts.join()
@@ -466,9 +466,9 @@ try:
 except StoreTimeout:
     pass
 assert box.wait(["nothing"], 0.0) == set()
-box.put("letter", 1)
-assert box.wait(["letter", "nothing"], 0.2) == {"letter"}
-assert box.get("letter", 1.0) == 1
+box.put("batch", 1)
+assert box.wait(["batch", "nothing"], 0.2) == {"batch"}
+assert box.get("batch", 1.0) == 1
 asked = []
 box.wait(["nothing"], 20.0, leave=lambda: asked.append(True) or True)
 assert asked == [True]

@@ -1,4 +1,4 @@
-"""Sign-ins as they come, those of speakers and those of ranks that speak for themselves."""
+"""Sign-ins as they come, those of agents and those of ranks that have none."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.gather.agent.batches import Agents, batch_of_sign_ins
 from nccl_doctor.gather.ends import Deaths
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.join import Join
@@ -16,7 +17,6 @@ from nccl_doctor.gather.messages import Postings, SignIn
 from nccl_doctor.gather.opening import RivalCheck
 from nccl_doctor.gather.run import prepare
 from nccl_doctor.gather.store import ControlStore
-from nccl_doctor.gather.voice.letters import Voices, letter_of_sign_ins
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.options import Options
 
@@ -40,14 +40,14 @@ class Hall:
         run = prepare(Options(), launch, {}, time.monotonic(), logs=False)
         deaths, doubts = Deaths(self.box, self.evidence), RivalCheck(self.box, launch, "t0")
         posted = Postings(self.box, is_near=True)
-        self.voices = Voices()
+        self.agents = Agents()
         self.join = Join(
-            run, self.box, self.evidence, deaths, doubts, posted=posted, voices=self.voices
+            run, self.box, self.evidence, deaths, doubts, posted=posted, agents=self.agents
         )
 
     def come(self, seat: int, ranks: int) -> None:
-        letter = letter_of_sign_ins([sign_in(each) for each in range(seat, seat + ranks)])
-        self.box.put(f"seat/{seat}", letter if ranks > 1 else sign_in(seat))
+        batch = batch_of_sign_ins([sign_in(each) for each in range(seat, seat + ranks)])
+        self.box.put(f"seat/{seat}", batch if ranks > 1 else sign_in(seat))
 
     @property
     def seats(self) -> set[int]:
@@ -61,14 +61,14 @@ def hall(store_port: int) -> Hall:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_all_are_found_whatever_their_order_and_their_number(hall: Hall, seed: int) -> None:
-    """Most letters hold 4 sign-ins; no look is at all seats, once a letter has been read."""
+    """Most batches hold 4 sign-ins; no look is at all seats, once a batch has been read."""
     rule = random.Random(seed)
-    letters, seat = [], 0
+    batches, seat = [], 0
     while seat < WORLD - 8:
-        letters.append((seat, rule.choice([4, 4, 4, 4, 1, 7])))
-        seat += letters[-1][1]
+        batches.append((seat, rule.choice([4, 4, 4, 4, 1, 7])))
+        seat += batches[-1][1]
     hall.box.add("seats", seat)
-    first, *rest = letters
+    first, *rest = batches
     hall.come(*first)
     assert hall.join._admit()
     hall.join._everywhere_s = math.inf
@@ -80,11 +80,11 @@ def test_all_are_found_whatever_their_order_and_their_number(hall: Hall, seed: i
     hall.join._admit()
     assert hall.seats == set(range(seat))
     assert not hall.join._admit()
-    spoken = {at for first, count in letters if count > 1 for at in range(first, first + count)}
-    assert {at for at in range(seat) if hall.voices.of(at) is not None} == spoken
+    spoken = {at for first, count in batches if count > 1 for at in range(first, first + count)}
+    assert {at for at in range(seat) if hall.agents.of(at) is not None} == spoken
 
 
-def test_seats_of_a_speaker_are_not_asked_for_one_by_one(
+def test_seats_of_an_agent_are_not_asked_for_one_by_one(
     hall: Hall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -117,7 +117,7 @@ def test_who_is_not_where_most_are_is_found_in_a_look_at_all(hall: Hall) -> None
 
 
 def test_who_came_while_rank_0_was_busy_is_not_late(hall: Hall) -> None:
-    """What rank 0 needs to read thousands of letters is nobody's lateness."""
+    """What rank 0 needs to read thousands of batches is nobody's lateness."""
     hall.join._opened = hall.join._not_before = time.monotonic() - 30
     hall.box.add("seats", 24)
     hall.come(0, 8)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.gather.agent.sharing import Known
 from nccl_doctor.gather.ends import Death, Departure
 from nccl_doctor.gather.messages import HostPlaces, SignIn, order_from
 from nccl_doctor.gather.visitors import unknown
-from nccl_doctor.gather.voice.sharing import Known
 from nccl_doctor.model.codec import (
     MAX_LOCAL_RANKS,
     MAX_PID,

@@ -1,8 +1,8 @@
 """Plays many participants in one process, with the program's own client: those of rank 0's host
-each in a thread, and each other host in one, as its speaker.
+each in a thread, and each other host in one, as its agent.
 
 What no machine of a real cluster would share is shared here, as a few processors play all of them:
-letters are made before the start, and a message of rank 0 that all read is taken apart once.
+batches are made before the start, and a message of rank 0 that all read is taken apart once.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.gather import follow, store
+from nccl_doctor.gather.agent.batches import (
+    answers_key,
+    batch_of_answers,
+    batch_of_sign_ins,
+)
 from nccl_doctor.gather.context import Run
 from nccl_doctor.gather.ends import seal_of
 from nccl_doctor.gather.evidence import EvidenceLog
@@ -29,11 +34,6 @@ from nccl_doctor.gather.opening import MEETING, opened, prefix_of
 from nccl_doctor.gather.run import prepare
 from nccl_doctor.gather.store import ControlStore
 from nccl_doctor.gather.views import HostReports
-from nccl_doctor.gather.voice.letters import (
-    answers_key,
-    letter_of_answers,
-    letter_of_sign_ins,
-)
 from nccl_doctor.launch import identity
 from nccl_doctor.model.cluster import AFTER_LOSS, ALONE, Facts, Outcome
 from nccl_doctor.model.codec import Node, decode
@@ -55,7 +55,7 @@ it has come.
 """
 
 
-class Letter(dict[str, Any]):
+class SealedBatch(dict[str, Any]):
     """A message that is ready for the store."""
 
     def __init__(self, value: Mapping[str, Any]) -> None:
@@ -105,8 +105,8 @@ class Player(Follower):
         return outcome
 
 
-class Spoken:
-    """The ranks of one host, and the speaker that speaks for them."""
+class AgentStore:
+    """The ranks of one host, and their agent."""
 
     def __init__(
         self, cast: Cast, box: ControlStore, first: int, tokens: Mapping[int, str]
@@ -139,7 +139,7 @@ class Spoken:
                 if order is not None and seat in members
             }
             if own:
-                self._box.put(answers_key(number, self._first), self._letter(own))
+                self._box.put(answers_key(number, self._first), self._batch(own))
         self._box.put(f"bye/{self._first}", True)
 
     def _orders(self, key: str, patience_s: float) -> list[tuple[Order | None, Set[int]]]:
@@ -147,13 +147,13 @@ class Spoken:
         pages = {page_of(key, seat) if self._paged else key for seat in self._ranks}
         return [self._cast.order(self._box, key, self._box.get(p, patience_s)) for p in pages]
 
-    def _letter(self, orders: Mapping[int, Order]) -> dict[str, Any]:
+    def _batch(self, orders: Mapping[int, Order]) -> dict[str, Any]:
         """The answers of those that have an order."""
         any_of = next(iter(orders.values()))
         ranks = tuple(self._ranks[seat] for seat in orders)
         made = self._cast.made.get((any_of.check, any_of.round.name, ranks))
         if made is None:
-            return letter_of_answers(
+            return batch_of_answers(
                 {seat: self._answer(seat, order) for seat, order in orders.items()}
             )
         return {
@@ -183,28 +183,28 @@ class Cast:
         key = identity.host_key()
         self._tokens = {rank: secrets.token_hex(8) for rank in self.ranks}
         self._facts: dict[int, Facts] = {}
-        self._letters = {}
+        self._batches = {}
         sign_ins = {}
         for rank in self.ranks:
             self._facts[rank] = together(record.facts(rank))
             sign_ins[rank] = record.sign_in(rank, self._tokens[rank], key)
         self.hosts: list[list[int]] = []
-        """The ranks that a thread plays: those of a host, or one that has no speaker."""
-        speaks = plan.ranks >= Options.voices_from
+        """The ranks that a thread plays: those of a host, or one that has no agent."""
+        speaks = plan.ranks >= Options.agents_from
         for number, of_host in itertools.groupby(self.ranks, lambda rank: rank // plan.per_host):
             here = list(of_host)
             self.hosts += [here] if number and speaks else [[rank] for rank in here]
         for here in self.hosts:
             told = [sign_ins[rank] for rank in here]
-            letter = told[0] if len(here) == 1 else letter_of_sign_ins(told)
-            self._letters[here[0]] = Letter(letter)
+            batch = told[0] if len(here) == 1 else batch_of_sign_ins(told)
+            self._batches[here[0]] = SealedBatch(batch)
         self.made = {
-            made: letter
+            made: batch
             for here in self.hosts
             if len(here) > 1
-            for made, letter in self._answers_of(here)
+            for made, batch in self._answers_of(here)
         }
-        """Check, round and ranks → letter with their answers, by their ranks in place of seats."""
+        """Check, round and ranks → batch with their answers, by their ranks in place of seats."""
         self.groups = Once()
         self.rosters: dict[str, Roster] = {}
         """Parts of the roster, by their pages."""
@@ -227,7 +227,7 @@ class Cast:
                         for rank in here
                         if name in facts[rank].get(check, {})
                     }
-                    yield (check, name, tuple(said)), letter_of_answers(said)
+                    yield (check, name, tuple(said)), batch_of_answers(said)
 
     def play(self) -> None:
         """Take part in the run, with all of them."""
@@ -285,12 +285,12 @@ class Cast:
         for seat, (run, rank) in enumerate(zip(runs, ranks, strict=True), first):
             run.seat = seat
             self._seats.take(seat, rank)
-        box.put(f"seat/{first}", self._letters.pop(ranks[0]))
+        box.put(f"seat/{first}", self._batches.pop(ranks[0]))
         if len(ranks) == 1:
             Player(runs[0], box, self._tokens[ranks[0]], self, ranks[0]).follow()
         else:
             tokens = {rank: self._tokens[rank] for rank in ranks}
-            Spoken(self, box, first, tokens).follow(runs[0].left)
+            AgentStore(self, box, first, tokens).follow(runs[0].left)
 
 
 def together(facts: Facts) -> Facts:
@@ -313,13 +313,13 @@ class Direct:
 
 
 def share_work() -> None:
-    """Make letters before the start, and take apart once what all read."""
+    """Make batches before the start, and take apart once what all read."""
     wrap, unwrap, read = store.wrap, store.unwrap, follow.order_from
     seen: dict[bytes, Any] = {}
     orders: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
     def wrapped(key: str, value: Any, *args: Any, **named: Any) -> bytes:
-        return value.data if isinstance(value, Letter) else wrap(key, value, *args, **named)
+        return value.data if isinstance(value, SealedBatch) else wrap(key, value, *args, **named)
 
     def unwrapped(key: str, data: bytes, *args: Any, **named: Any) -> Any:
         if data not in seen:

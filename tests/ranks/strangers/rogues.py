@@ -82,7 +82,7 @@ def seemingly_sealed(target: Target) -> None:
     target.store.add(target.run.name("seats"), MANY)
 
 
-def letters(target: Target) -> None:
+def batches(target: Target) -> None:
     for key, value in zip(
         seats(),
         (
@@ -167,7 +167,7 @@ AFTER: Mapping[str, Rogue] = {
         seemingly_sealed,
         many_local_ranks,
         refused,
-        letters,
+        batches,
         layouts,
         orders,
         counters,

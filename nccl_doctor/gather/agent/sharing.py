@@ -1,6 +1,6 @@
-"""Words that several ranks have in common: once in a letter, and once in the memory of rank 0.
+"""Words that several ranks have in common: once in a batch, and once in the memory of rank 0.
 
-An outcome in a letter may have, in place of its `facts`, the number of a text of the letter, and in
+An outcome in a batch may have, in place of its `facts`, the number of a text of the batch, and in
 place of its `breadcrumbs` the number of one with their steps, and the time of each.
 """
 
@@ -22,7 +22,7 @@ _DIGEST = 16
 
 
 class Shared:
-    """Texts of a letter, as its writer collects them."""
+    """Texts of a batch, as its writer collects them."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -33,7 +33,7 @@ class Shared:
         return list(self._numbers)
 
     def pack_all(self, outcomes: Sequence[Any], *, least: int) -> list[Any]:
-        """The outcomes as they stand in the letter, with facts as a text where so many or more of
+        """The outcomes as they stand in the batch, with facts as a text where so many or more of
         them have the same.
         """
         facts = [json.dumps(each.get(_FACTS)) if _is_packable(each) else "" for each in outcomes]
@@ -88,7 +88,7 @@ class Known:
         return self._values[digest]
 
     def unpack(self, outcomes: Iterable[Any], texts: Any) -> None:
-        """Put what the texts of a letter say into its outcomes. What does not fit stays as it is,
+        """Put what the texts of a batch say into its outcomes. What does not fit stays as it is,
         and is refused where the outcome is read.
         """
         values = [self.value(text) for text in texts] if isinstance(texts, list) else []

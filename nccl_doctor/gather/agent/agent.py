@@ -1,4 +1,4 @@
-"""The process that speaks for the ranks of its host; see the package.
+"""The agent process of a host; see the package.
 
 It knows nothing of checks and judges nothing. Whatever goes wrong in it ends it: then its ranks go
 on by themselves, meet the same trouble, and have the words for it. Its own loop never waits for the
@@ -19,6 +19,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from nccl_doctor.gather.agent.batches import (
+    AGENT_RANKS_MAX,
+    BATCH_MAX,
+    answers_key,
+    batch_of_answers,
+    batch_of_sign_ins,
+)
+from nccl_doctor.gather.agent.connection import AgentConnection, AgentLost, accept
 from nccl_doctor.gather.context import Key
 from nccl_doctor.gather.ends import seal_of
 from nccl_doctor.gather.examine import SETTLE_S
@@ -26,37 +34,29 @@ from nccl_doctor.gather.messages import SIGN_IN_MAX
 from nccl_doctor.gather.opening import prefix_of
 from nccl_doctor.gather.server import bound_resolver
 from nccl_doctor.gather.store import CROWD, ControlStore, StoreTimeout
-from nccl_doctor.gather.voice.letters import (
-    LETTER_MAX,
-    MOST_SPOKEN,
-    answers_key,
-    letter_of_answers,
-    letter_of_sign_ins,
-)
-from nccl_doctor.gather.voice.line import LineLost, SpeakerLine, accept
 
 BEAT_S = 0.5
-MATES_S = 5.0
+SIGN_INS_S = 5.0
 """Time for the ranks of the host to sign in after the first of them; later ones do it alone."""
 CONNECT_S = 10.0
-HASTE_S = 1.0
+MARGIN_S = 1.0
 """Time before rank 0 gives a round up, at which those that answered are no longer to wait for those
 of their host that did not."""
 _ORDER, _ANSWER = "order/", "evidence/"
 
 
 @dataclass
-class _SpokenFor:
-    """One rank that is spoken for. `at`: number of the order that it waits for."""
+class _AgentRank:
+    """One rank of the agent. `at`: number of the order that it waits for."""
 
-    line: SpeakerLine
+    connection: AgentConnection
     sign_in: Any = None
     seat: int = -1
     at: int = -1
     has_left: bool = False
 
 
-class _Clerk:
+class _StoreThread:
     """A connection of its own, and a thread that does one call at a time."""
 
     def __init__(self, connect: Callable[[], ControlStore]) -> None:
@@ -74,23 +74,23 @@ class _Clerk:
         return work(self._box)
 
 
-class Speaker:
-    """Speaks for the ranks that call at `listener`, until all have left."""
+class Agent:
+    """Signs in and answers for the ranks that connect at `listener`, until all have left."""
 
     def __init__(self, listener: socket.socket, key: Key | None) -> None:
         self._listener, self._key = listener, key
-        self._ranks: list[_SpokenFor] = []
+        self._ranks: list[_AgentRank] = []
         self._run = ""
         self._store: tuple[str, int] | None = None
-        self._of, self._mates_by = 0, math.inf
+        self._of, self._sign_ins_by = 0, math.inf
         self._first: int | None = None
         self._signs_in = False
-        self._desk = _Clerk(self._box)
-        self._pages: dict[str, _Clerk] = {}
+        self._main = _StoreThread(self._box)
+        self._of_pages: dict[str, _StoreThread] = {}
         self._done: queue.SimpleQueue[tuple[Future[Any], Callable[[Any], None]]]
         self._done = queue.SimpleQueue()
         self._wake, self._waker = os.pipe()
-        self._wanted: dict[str, list[_SpokenFor]] = {}
+        self._wanted: dict[str, list[_AgentRank]] = {}
         self._read: dict[str, Any] = {}
         self._answers: dict[int, dict[int, Any]] = {}
         self._posted: set[int] = set()
@@ -98,7 +98,7 @@ class Speaker:
         self._has_left = False
 
     def serve(self) -> None:
-        """Speak until the last rank has left.
+        """Serve until the last rank has left.
 
         Raises:
             StoreLost, BadMessage, ValueError: the ranks have to go on without it.
@@ -106,11 +106,11 @@ class Speaker:
         bound_resolver()
         beat = 0.0
         while not (self._signs_in and not self._ranks):
-            lines = [rank.line.fileno() for rank in self._ranks]
-            select.select([self._listener.fileno(), self._wake, *lines], [], [], BEAT_S)
-            self._take_callers()
+            sockets = [rank.connection.fileno() for rank in self._ranks]
+            select.select([self._listener.fileno(), self._wake, *sockets], [], [], BEAT_S)
+            self._take_connections()
             for rank in list(self._ranks):
-                self._hear(rank)
+                self._receive(rank)
             self._take_results()
             if not self._signs_in and self._ranks and self._all_are_here():
                 self._sign_in()
@@ -132,21 +132,21 @@ class Speaker:
 
     # -- the ranks ------------------------------------------------------------------------------
 
-    def _take_callers(self) -> None:
-        while line := accept(self._listener):
-            if self._signs_in:  # too late to be one of those that it speaks for
-                line.close()
+    def _take_connections(self) -> None:
+        while connection := accept(self._listener):
+            if self._signs_in:  # too late to be one of its ranks
+                connection.close()
             else:
-                self._ranks.append(_SpokenFor(line))
+                self._ranks.append(_AgentRank(connection))
 
-    def _hear(self, rank: _SpokenFor) -> None:
+    def _receive(self, rank: _AgentRank) -> None:
         try:
-            for message in rank.line.heard():
+            for message in rank.connection.received():
                 self._take(rank, message)
-        except (LineLost, ValueError, KeyError, TypeError):
+        except (AgentLost, ValueError, KeyError, TypeError):
             self._lose(rank)
 
-    def _take(self, rank: _SpokenFor, message: Mapping[str, Any]) -> None:
+    def _take(self, rank: _AgentRank, message: Mapping[str, Any]) -> None:
         if "sign_in" in message:
             self._take_sign_in(rank, message)
         elif rank.seat < 0:
@@ -161,13 +161,13 @@ class Speaker:
             else:
                 rank.has_left = True
 
-    def _take_sign_in(self, rank: _SpokenFor, message: Mapping[str, Any]) -> None:
+    def _take_sign_in(self, rank: _AgentRank, message: Mapping[str, Any]) -> None:
         host, port = message["store"]
         store, run = (str(host), int(port)), str(message["run"])
         if self._store is None:
             self._store, self._run = store, run
             self._of = int(message["of"])
-            self._mates_by = time.monotonic() + MATES_S
+            self._sign_ins_by = time.monotonic() + SIGN_INS_S
         if (store, run) != (self._store, self._run) or self._signs_in:
             self._lose(rank)
             return
@@ -175,29 +175,29 @@ class Speaker:
 
     def _all_are_here(self) -> bool:
         ready = sum(rank.sign_in is not None for rank in self._ranks)
-        return ready >= self._of > 0 or (ready > 0 and time.monotonic() >= self._mates_by)
+        return ready >= self._of > 0 or (ready > 0 and time.monotonic() >= self._sign_ins_by)
 
-    def _tell(self, rank: _SpokenFor, message: Mapping[str, Any]) -> None:
+    def _tell(self, rank: _AgentRank, message: Mapping[str, Any]) -> None:
         try:
-            rank.line.send(message)
-        except LineLost:
+            rank.connection.send(message)
+        except AgentLost:
             self._lose(rank)
 
-    def _lose(self, rank: _SpokenFor) -> None:
-        rank.line.close()
+    def _lose(self, rank: _AgentRank) -> None:
+        rank.connection.close()
         if rank in self._ranks:
             self._ranks.remove(rank)
 
     # -- the store ------------------------------------------------------------------------------
 
     def _ask(
-        self, clerk: _Clerk, work: Callable[[ControlStore], Any], then: Callable[[Any], None]
+        self, thread: _StoreThread, work: Callable[[ControlStore], Any], then: Callable[[Any], None]
     ) -> None:
         def over(future: Future[Any]) -> None:
             self._done.put((future, then))
             os.write(self._waker, b"\0")
 
-        clerk.do(work).add_done_callback(over)
+        thread.do(work).add_done_callback(over)
 
     def _take_results(self) -> None:
         while not self._done.empty():
@@ -210,15 +210,15 @@ class Speaker:
         self._signs_in = True
         for rank in [rank for rank in self._ranks if rank.sign_in is None]:
             self._lose(rank)
-        if len(self._ranks) > MOST_SPOKEN:
-            raise ValueError(f"{len(self._ranks)} ranks, more than {MOST_SPOKEN}")
+        if len(self._ranks) > AGENT_RANKS_MAX:
+            raise ValueError(f"{len(self._ranks)} ranks, more than {AGENT_RANKS_MAX}")
         ranks = list(self._ranks)
-        letter = letter_of_sign_ins([rank.sign_in for rank in ranks])
-        _check_size(letter, SIGN_IN_MAX)
+        batch = batch_of_sign_ins([rank.sign_in for rank in ranks])
+        _check_size(batch, SIGN_IN_MAX)
 
         def work(box: ControlStore) -> int:
             first = box.add("seats", len(ranks)) - len(ranks)
-            box.put(f"seat/{first}", letter)
+            box.put(f"seat/{first}", batch)
             return first
 
         def then(first: int) -> None:
@@ -227,9 +227,9 @@ class Speaker:
                 rank.seat = seat
                 self._tell(rank, {"seat": seat})
 
-        self._ask(self._desk, work, then)
+        self._ask(self._main, work, then)
 
-    def _want(self, rank: _SpokenFor, key: str, patience_s: float) -> None:
+    def _want(self, rank: _AgentRank, key: str, patience_s: float) -> None:
         """Read a message of rank 0, once for all that want it."""
         if key.startswith(_ORDER):
             rank.at = max(rank.at, int(key.split("/")[1]))
@@ -255,22 +255,22 @@ class Speaker:
             for each in self._wanted.pop(key):
                 self._tell(each, told)
 
-        self._ask(self._clerk_for(key), work, then)
+        self._ask(self._thread_for(key), work, then)
 
-    def _clerk_for(self, key: str) -> _Clerk:
-        """The clerk that reads a message. A rank may wait for the next order on its page, while
+    def _thread_for(self, key: str) -> _StoreThread:
+        """The thread that reads a message. A rank may wait for the next order on its page, while
         another has yet to read the last one on its own: neither is to be behind the other.
         """
         page = key.partition("/page/")[2]
         if not key.startswith(_ORDER) or key.endswith("/shared"):
-            return self._desk
-        return self._pages.setdefault(page, _Clerk(self._box))
+            return self._main
+        return self._of_pages.setdefault(page, _StoreThread(self._box))
 
     def _note_limit(self, number: int, order: Any) -> None:
         """Note until when the answers of a round are waited for."""
         seconds = order.get("deadline_s") if isinstance(order, dict) else None
         if isinstance(seconds, (int, float)):
-            limit = time.monotonic() + seconds + SETTLE_S - HASTE_S
+            limit = time.monotonic() + seconds + SETTLE_S - MARGIN_S
             self._limits.setdefault(number, limit)
 
     def _post_answers(self) -> None:
@@ -287,11 +287,11 @@ class Speaker:
                 continue
             del self._answers[number]
             self._posted.add(number)
-            letters = {answers_key(number, self._first): letter_of_answers(answers)}
-            _check_size(letters, LETTER_MAX)
+            batches = {answers_key(number, self._first): batch_of_answers(answers)}
+            _check_size(batches, BATCH_MAX)
             if is_late:
-                letters = {f"{_ANSWER}{number}/{seat}": each for seat, each in answers.items()}
-            self._put(letters, [f"{_ANSWER}{number}/{seat}" for seat in answers])
+                batches = {f"{_ANSWER}{number}/{seat}": each for seat, each in answers.items()}
+            self._put(batches, [f"{_ANSWER}{number}/{seat}" for seat in answers])
 
     def _post_goodbye(self) -> None:
         """Say goodbye for all, once all have."""
@@ -302,11 +302,11 @@ class Speaker:
             byes = [f"bye/{rank.seat}" for rank in self._ranks]
             self._put({f"bye/{self._first}": True}, byes)
 
-    def _put(self, letters: Mapping[str, Any], posted: list[str]) -> None:
-        """Put letters into the store, and tell the ranks which of their posts they were."""
+    def _put(self, batches: Mapping[str, Any], posted: list[str]) -> None:
+        """Put batches into the store, and tell the ranks which of their posts they were."""
 
         def work(box: ControlStore) -> None:
-            for key, value in letters.items():
+            for key, value in batches.items():
                 box.put(key, value)
 
         def then(_: Any) -> None:
@@ -315,10 +315,10 @@ class Speaker:
                     if key.endswith(f"/{rank.seat}"):
                         self._tell(rank, {"posted": key})
 
-        self._ask(self._desk, work, then)
+        self._ask(self._main, work, then)
 
 
-def _check_size(letter: Any, largest: int) -> None:
-    """Raises ValueError for a letter that rank 0 would not take."""
-    if (size := len(json.dumps(letter))) > largest:
-        raise ValueError(f"a letter of {size} bytes, more than {largest}")
+def _check_size(batch: Any, largest: int) -> None:
+    """Raises ValueError for a batch that rank 0 would not take."""
+    if (size := len(json.dumps(batch))) > largest:
+        raise ValueError(f"a batch of {size} bytes, more than {largest}")

@@ -1,4 +1,4 @@
-"""Letters of speakers, as rank 0 reads them; whatever is in them."""
+"""Batches of agents, as rank 0 reads them; whatever is in them."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.gather.envelope import BadMessage, NotAuthentic
-from nccl_doctor.gather.voice.letters import (
-    MOST_SPOKEN,
-    Voices,
+from nccl_doctor.gather.agent.batches import (
+    AGENT_RANKS_MAX,
+    Agents,
     answers_in,
-    is_of_speaker,
-    letter_of_answers,
-    letter_of_sign_ins,
+    batch_of_answers,
+    batch_of_sign_ins,
+    is_of_agent,
     refused_in,
     sign_ins_in,
 )
-from nccl_doctor.gather.voice.sharing import Known
+from nccl_doctor.gather.agent.sharing import Known
+from nccl_doctor.gather.envelope import BadMessage, NotAuthentic
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus, Trail
 from nccl_doctor.model.codec import Node
 from nccl_doctor.model.report import outcome_from_json
 
 
-def test_a_letter_holds_the_sign_ins_of_seats_in_a_row() -> None:
-    assert sign_ins_in(7, letter_of_sign_ins(["a", "b"]), Known()) == [(7, "a"), (8, "b")]
+def test_a_batch_holds_the_sign_ins_of_seats_in_a_row() -> None:
+    assert sign_ins_in(7, batch_of_sign_ins(["a", "b"]), Known()) == [(7, "a"), (8, "b")]
 
 
-@pytest.mark.parametrize("letter", [{"token": "x"}, [], None, 3, "sign_ins"])
-def test_what_is_no_letter_of_several_is_one_sign_in(letter: Any) -> None:
-    assert sign_ins_in(7, letter, Known()) == [(7, letter)]
+@pytest.mark.parametrize("batch", [{"token": "x"}, [], None, 3, "sign_ins"])
+def test_what_is_no_batch_of_several_is_one_sign_in(batch: Any) -> None:
+    assert sign_ins_in(7, batch, Known()) == [(7, batch)]
 
 
-@pytest.mark.parametrize("sign_ins", [[], ["a"] * (MOST_SPOKEN + 1), {"0": "a"}, None])
-def test_a_letter_of_nobody_or_of_too_many_is_refused(sign_ins: Any) -> None:
+@pytest.mark.parametrize("sign_ins", [[], ["a"] * (AGENT_RANKS_MAX + 1), {"0": "a"}, None])
+def test_a_batch_of_nobody_or_of_too_many_is_refused(sign_ins: Any) -> None:
     with pytest.raises(ValueError, match="seat 7"):
         sign_ins_in(7, {"sign_ins": sign_ins}, Known())
 
 
-def test_all_that_a_letter_claims_are_refused_with_it() -> None:
-    error = NotAuthentic("no key", letter_of_sign_ins([{"rank": 1}, {"rank": 2}]))
+def test_all_that_a_batch_claims_are_refused_with_it() -> None:
+    error = NotAuthentic("no key", batch_of_sign_ins([{"rank": 1}, {"rank": 2}]))
     refused = refused_in(7, error)
     assert [(seat, type(each), each.value) for seat, each in refused] == [
         (7, NotAuthentic, {"rank": 1}),
@@ -53,30 +53,30 @@ def test_all_that_a_letter_claims_are_refused_with_it() -> None:
     assert refused_in(7, many) == [(7, many)]
 
 
-def test_a_letter_answers_for_some_seats() -> None:
-    letter = letter_of_answers({7: {"status": "ok"}, 9: {"status": "hung"}, 200: {}})
-    assert answers_in(letter, 7, (7, 8, 9), Known()) == {7: {"status": "ok"}, 9: {"status": "hung"}}
+def test_a_batch_answers_for_some_seats() -> None:
+    batch = batch_of_answers({7: {"status": "ok"}, 9: {"status": "hung"}, 200: {}})
+    assert answers_in(batch, 7, (7, 8, 9), Known()) == {7: {"status": "ok"}, 9: {"status": "hung"}}
 
 
-@pytest.mark.parametrize("letter", [None, [], {}, {"answers": []}, {"answers": None}, "answers"])
-def test_what_is_no_letter_of_answers_is_refused(letter: Any) -> None:
+@pytest.mark.parametrize("batch", [None, [], {}, {"answers": []}, {"answers": None}, "answers"])
+def test_what_is_no_batch_of_answers_is_refused(batch: Any) -> None:
     with pytest.raises(ValueError, match="seat 7"):
-        answers_in(letter, 7, (7, 8), Known())
+        answers_in(batch, 7, (7, 8), Known())
 
 
-def test_a_speaker_may_speak_for_one() -> None:
-    assert is_of_speaker(letter_of_sign_ins(["a"]))
-    assert not is_of_speaker({"token": "a"})
-    assert not is_of_speaker(["sign_ins"])
+def test_an_agent_may_have_one_rank() -> None:
+    assert is_of_agent(batch_of_sign_ins(["a"]))
+    assert not is_of_agent({"token": "a"})
+    assert not is_of_agent(["sign_ins"])
 
 
-def test_those_of_a_mute_speaker_speak_for_themselves() -> None:
-    voices = Voices()
-    voices.note(4, (4, 5, 6))
-    voices.note(9, (9,))
-    assert [voices.of(seat) for seat in (3, 4, 6, 9)] == [None, 4, 4, 9]
-    voices.mute(4)
-    assert [voices.of(seat) for seat in (4, 6)] == [None, None]
+def test_those_of_a_removed_agent_answer_by_themselves() -> None:
+    agents = Agents()
+    agents.add(4, (4, 5, 6))
+    agents.add(9, (9,))
+    assert [agents.of(seat) for seat in (3, 4, 6, 9)] == [None, 4, 4, 9]
+    agents.remove(4)
+    assert [agents.of(seat) for seat in (4, 6)] == [None, None]
 
 
 # -- what ranks say in the same words ------------------------------------------------------------
@@ -90,23 +90,23 @@ def of_host(number: int, **facts: Any) -> dict[str, Any]:
     return {"rank": number, "facts": {"link": {"alone": {**OUTCOME, "facts": facts}}}}
 
 
-def crossed(letter: Any) -> Any:
-    """A letter as it comes out of the store."""
-    return json.loads(json.dumps(letter))
+def crossed(batch: Any) -> Any:
+    """A batch as it comes out of the store."""
+    return json.loads(json.dumps(batch))
 
 
 def read(data: Any) -> Outcome:
     return outcome_from_json(Node("seat 7", data))
 
 
-def test_what_all_say_stands_once_in_a_letter_and_in_memory() -> None:
-    letters = [letter_of_sign_ins([of_host(1, mtu=9000), of_host(2, mtu=9000)]) for _ in range(2)]
-    assert all(json.dumps(letter).count("9000") == 1 for letter in letters)
+def test_what_all_say_stands_once_in_a_batch_and_in_memory() -> None:
+    batches = [batch_of_sign_ins([of_host(1, mtu=9000), of_host(2, mtu=9000)]) for _ in range(2)]
+    assert all(json.dumps(batch).count("9000") == 1 for batch in batches)
     known = Known()
     found = [
         read(data["facts"]["link"]["alone"])
-        for letter in letters
-        for _, data in sign_ins_in(7, crossed(letter), known)
+        for batch in batches
+        for _, data in sign_ins_in(7, crossed(batch), known)
     ]
     assert [each.facts for each in found] == [{"mtu": 9000}] * 4
     assert len({id(each.facts) for each in found}) == 1
@@ -116,9 +116,9 @@ def test_what_all_say_stands_once_in_a_letter_and_in_memory() -> None:
 
 def test_what_one_alone_says_in_a_round_is_no_text() -> None:
     others = {seat: {**OUTCOME, "facts": {"rank": seat}} for seat in (7, 8)}
-    letter = letter_of_answers({**others, 9: OUTCOME, 10: OUTCOME, 11: None, 12: {"status": 3}})
-    assert [type(letter["answers"][str(seat)]["facts"]) for seat in (7, 9, 10)] == [dict, int, int]
-    found = answers_in(crossed(letter), 7, range(7, 13), Known())
+    batch = batch_of_answers({**others, 9: OUTCOME, 10: OUTCOME, 11: None, 12: {"status": 3}})
+    assert [type(batch["answers"][str(seat)]["facts"]) for seat in (7, 9, 10)] == [dict, int, int]
+    found = answers_in(crossed(batch), 7, range(7, 13), Known())
     assert [read(found[seat]).facts for seat in (7, 8, 9)] == [
         {"rank": 7},
         {"rank": 8},
@@ -130,8 +130,8 @@ def test_what_one_alone_says_in_a_round_is_no_text() -> None:
 @pytest.mark.parametrize("facts", [7, -1, True, 0, 1, "0", 0.0])
 @pytest.mark.parametrize("texts", [None, [], [3, "[" * 90], ["3", "["], {"0": "{}"}])
 def test_a_number_of_no_facts_is_refused_where_it_is_read(facts: Any, texts: Any) -> None:
-    letter = {"answers": {"7": {"status": "ok", "facts": facts}}, "texts": texts}
-    (data,) = answers_in(letter, 7, (7,), Known()).values()
+    batch = {"answers": {"7": {"status": "ok", "facts": facts}}, "texts": texts}
+    (data,) = answers_in(batch, 7, (7,), Known()).values()
     with pytest.raises(ValueError, match=r"seat 7\.facts is"):
         read(data)
 
@@ -151,8 +151,8 @@ def test_a_number_of_no_facts_is_refused_where_it_is_read(facts: Any, texts: Any
 )
 def test_steps_without_their_times_are_refused_where_they_are_read(crumbs: Any) -> None:
     texts = ['[{"step": "a"}, {"step": "b"}]', "[1]", "{}"]
-    letter = {"answers": {"7": {"status": "ok", "breadcrumbs": crumbs}}, "texts": texts}
-    (data,) = answers_in(letter, 7, (7,), Known()).values()
+    batch = {"answers": {"7": {"status": "ok", "breadcrumbs": crumbs}}, "texts": texts}
+    (data,) = answers_in(batch, 7, (7,), Known()).values()
     with pytest.raises(ValueError, match=r"seat 7\.breadcrumbs is"):
         read(data)
 

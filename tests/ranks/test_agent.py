@@ -1,4 +1,4 @@
-"""A speaker and the ranks of its host, over a real store."""
+"""An agent and the ranks of its host, over a real store."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.gather.agent import agent, store
+from nccl_doctor.gather.agent.agent import Agent
+from nccl_doctor.gather.agent.batches import answers_in, answers_key, sign_ins_in
+from nccl_doctor.gather.agent.connection import (
+    AgentConnection,
+    AgentLost,
+    connect,
+    listener_at,
+    name_of,
+)
+from nccl_doctor.gather.agent.sharing import Known
+from nccl_doctor.gather.agent.store import AgentStore
 from nccl_doctor.gather.opening import prefix_of
 from nccl_doctor.gather.store import ControlStore, StoreTimeout
-from nccl_doctor.gather.voice import speaker, spoken
-from nccl_doctor.gather.voice.letters import answers_in, answers_key, sign_ins_in
-from nccl_doctor.gather.voice.line import LineLost, SpeakerLine, call, listener_at, name_of
-from nccl_doctor.gather.voice.sharing import Known
-from nccl_doctor.gather.voice.speaker import Speaker
-from nccl_doctor.gather.voice.spoken import Spoken
 from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.system import forks
 
@@ -30,15 +36,15 @@ RUN, FIRST = "run", 5
 
 
 class Host:
-    """A host with a speaker, whose ranks are threads of the test."""
+    """A host with an agent, whose ranks are threads of the test."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.name = f"\0nccl-doctor-test-{os.getpid()}-{port}"
         listener = listener_at(self.name)
         assert listener is not None
-        self.speaker = forks.fork_service(
-            "speaker", lambda: Speaker(listener, None).serve(), [listener.fileno()]
+        self.agent = forks.fork_service(
+            "agent", lambda: Agent(listener, None).serve(), [listener.fileno()]
         )
         listener.close()
         self.store = self.connection()
@@ -47,15 +53,15 @@ class Host:
     def connection(self) -> ControlStore:
         return ControlStore("127.0.0.1", self.port, timeout_s=5, prefix=prefix_of(RUN))
 
-    def line(self) -> SpeakerLine:
-        line = call(self.name, 1.0)
-        assert line is not None
-        return line
+    def to_agent(self) -> AgentConnection:
+        connection = connect(self.name, 1.0)
+        assert connection is not None
+        return connection
 
-    def rank(self) -> Spoken:
-        return Spoken(self.connection(), self.line())
+    def rank(self) -> AgentStore:
+        return AgentStore(self.connection(), self.to_agent())
 
-    def ranks(self, count: int = 2) -> list[Spoken]:
+    def ranks(self, count: int = 2) -> list[AgentStore]:
         """Ranks that have signed in, in the order of their seats."""
         ranks = [self.rank() for _ in range(count)]
         with ThreadPoolExecutor(count) as pool:
@@ -71,8 +77,8 @@ class Host:
         self.store.put(key, {"number": number, "deadline_s": 20.0, **more})
         return key
 
-    def letter(self, number: int, wait_s: float = 2.0) -> dict[int, Any]:
-        """The answers of a round in the speaker's letter."""
+    def batch(self, number: int, wait_s: float = 2.0) -> dict[int, Any]:
+        """The answers of a round in the agent's batch."""
         seats = range(FIRST, FIRST + 10)
         return answers_in(self.store.get(answers_key(number, FIRST), wait_s), FIRST, seats, Known())
 
@@ -84,7 +90,7 @@ class Host:
 def host(store_port: int) -> Iterator[Host]:
     host = Host(store_port)
     yield host
-    forks.stop_service(host.speaker)
+    forks.stop_service(host.agent)
 
 
 def side_by_side(*calls: Callable[[], Any]) -> list[Any]:
@@ -92,10 +98,10 @@ def side_by_side(*calls: Callable[[], Any]) -> list[Any]:
         return [each.result() for each in [pool.submit(call) for call in calls]]
 
 
-def test_all_ranks_sign_in_by_one_letter_with_seats_in_a_row(host: Host) -> None:
+def test_all_ranks_sign_in_by_one_batch_with_seats_in_a_row(host: Host) -> None:
     host.ranks(3)
-    letter = host.store.get(f"seat/{FIRST}", 1.0)
-    assert sign_ins_in(FIRST, letter, Known()) == [(FIRST + index, "who") for index in range(3)]
+    batch = host.store.get(f"seat/{FIRST}", 1.0)
+    assert sign_ins_in(FIRST, batch, Known()) == [(FIRST + index, "who") for index in range(3)]
     assert host.store.add("seats", 0) == FIRST + 3
 
 
@@ -103,8 +109,8 @@ def test_who_comes_late_signs_in_alone(host: Host, monkeypatch: pytest.MonkeyPat
     early = host.rank()
     began = time.monotonic()
     assert early.sign_in(RUN, "who", 2) == FIRST
-    assert time.monotonic() - began > speaker.MATES_S
-    with pytest.raises(LineLost):
+    assert time.monotonic() - began > agent.SIGN_INS_S
+    with pytest.raises(AgentLost):
         host.rank().sign_in(RUN, "who", 2)
 
 
@@ -143,7 +149,7 @@ def test_who_waits_for_the_next_order_is_in_nobodys_way(host: Host) -> None:
         assert behind.get("order/0/page/1", 2.0)["number"] == 0
         assert behind.get("group/a", 2.0) == [1, 2]
         behind.put(f"evidence/0/{FIRST + 1}", "done")
-        assert host.letter(0) == {FIRST + 1: "done"}
+        assert host.batch(0) == {FIRST + 1: "done"}
         host.order(1, 0)
 
     side_by_side(lambda: ahead.get("order/1/page/0", 10.0), slow)
@@ -155,9 +161,9 @@ def test_the_answers_of_a_round_are_one_letter(host: Host) -> None:
     side_by_side(lambda: one.get(key, 2.0), lambda: other.get(key, 2.0))
     one.put(f"evidence/0/{FIRST}", {"status": "ok"})
     with pytest.raises(StoreTimeout):
-        host.letter(0, 0.5)
+        host.batch(0, 0.5)
     other.put(f"evidence/0/{FIRST + 1}", {"status": "hung"})
-    assert host.letter(0) == {FIRST: {"status": "ok"}, FIRST + 1: {"status": "hung"}}
+    assert host.batch(0) == {FIRST: {"status": "ok"}, FIRST + 1: {"status": "hung"}}
     assert not host.is_there(f"evidence/0/{FIRST}")
 
 
@@ -166,18 +172,18 @@ def test_nobody_waits_for_one_that_is_gone(host: Host) -> None:
     key = host.order(0)
     side_by_side(lambda: one.get(key, 2.0), lambda: other.get(key, 2.0))
     one.put(f"evidence/0/{FIRST}", "done")
-    assert other._line is not None
-    other._line.close()
-    assert host.letter(0) == {FIRST: "done"}
+    assert other._connection is not None
+    other._connection.close()
+    assert host.batch(0) == {FIRST: "done"}
 
 
 def test_an_answer_that_comes_late_stands_alone(host: Host) -> None:
     """The answer of a rank that was stopped, and goes on."""
     one, other = host.ranks()
-    key = host.order(0, deadline_s=0.5 - speaker.SETTLE_S + speaker.HASTE_S)
+    key = host.order(0, deadline_s=0.5 - agent.SETTLE_S + agent.MARGIN_S)
     side_by_side(lambda: one.get(key, 2.0), lambda: other.get(key, 2.0))
     one.put(f"evidence/0/{FIRST}", "done")
-    assert host.letter(0) == {FIRST: "done"}
+    assert host.batch(0) == {FIRST: "done"}
     other.put(f"evidence/0/{FIRST + 1}", "late")
     assert host.store.get(f"evidence/0/{FIRST + 1}", 2.0) == "late"
 
@@ -195,19 +201,19 @@ def test_all_say_goodbye_by_one_word(host: Host) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_ranks_go_on_by_themselves_where_the_speaker_is_lost(
+def test_ranks_go_on_by_themselves_where_the_agent_is_lost(
     host: Host, number: signal.Signals
 ) -> None:
     one, other = host.ranks()
     key = host.order(0)
     side_by_side(lambda: one.get(key, 2.0), lambda: other.get(key, 2.0))
-    one.put(f"evidence/0/{FIRST}", "done")  # the speaker waits for the other rank
+    one.put(f"evidence/0/{FIRST}", "done")  # the agent waits for the other rank
     time.sleep(0.3)  # it waits by then; if not, the rank tells the store itself, as it must
-    os.kill(host.speaker, number)
+    os.kill(host.agent, number)
     began = time.monotonic()
     host.order(1)
     assert one.get("order/1", 20.0)["number"] == 1
-    assert time.monotonic() - began < spoken.SILENT_S + 1.0
+    assert time.monotonic() - began < store.SILENT_S + 1.0
     assert host.store.get(f"evidence/0/{FIRST}", 0.0) == "done"
     other.put(f"evidence/0/{FIRST + 1}", "too")
     assert other.get("order/1", 20.0)["number"] == 1
@@ -227,17 +233,17 @@ def test_ranks_go_on_by_themselves_where_the_speaker_is_lost(
         b"",
     ],
 )
-def test_one_that_talks_nonsense_costs_nobody_else_the_speaker(host: Host, words: bytes) -> None:
+def test_one_that_talks_nonsense_costs_nobody_else_the_agent(host: Host, words: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(host.name)
         stranger.sendall(words)
         ranks = host.ranks()
         key = host.order(0)
         assert [rank.get(key, 2.0)["number"] for rank in ranks] == [0, 0]
-        assert None not in [rank._line for rank in ranks]
+        assert None not in [rank._connection for rank in ranks]
 
 
-def test_a_line_has_the_same_name_for_the_ranks_of_one_start_only() -> None:
+def test_a_socket_has_the_same_name_for_the_ranks_of_one_start_only() -> None:
     ranks = [Launch("torchrun", rank, 8, rank - 4, 4, 1, 2, "nd0", 29500) for rank in (4, 5)]
     assert len({name_of(rank) for rank in ranks}) == 1
     others = [
@@ -258,7 +264,7 @@ def test_a_name_is_listened_at_once() -> None:
     assert listener_at(name) is None
     listener.close()
     began = time.monotonic()
-    assert call(name, 0.2) is None
+    assert connect(name, 0.2) is None
     assert time.monotonic() - began < 1.0
 
 
@@ -276,7 +282,7 @@ def test_another_user_is_not_talked_to() -> None:
 
     squatter = forks.fork_service("squatter", squat, [told])
     os.read(ready, 1)
-    assert call(name, 1.0) is None
+    assert connect(name, 1.0) is None
     forks.stop_service(squatter)
     os.close(ready)
     os.close(told)

@@ -1,4 +1,4 @@
-"""Line between a rank and the speaker of its host: JSON messages over a Unix socket.
+"""Connection between a rank and the agent of its host: JSON messages over a Unix socket.
 
 The socket has an abstract name, which no file system holds and which ends with its process. The
 kernel says whose process is at the other end: one of another user is not talked to.
@@ -27,12 +27,12 @@ _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 
 
-class LineLost(ConnectionError):
-    """The other end of a line is gone, or says what it cannot have meant."""
+class AgentLost(ConnectionError):
+    """The other end of a connection is gone, or sent what is no message."""
 
 
-class SpeakerLine:
-    """One end of a line."""
+class AgentConnection:
+    """One end of a connection."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -45,14 +45,14 @@ class SpeakerLine:
         return self._sock.fileno()
 
     def close(self) -> None:
-        """Leave."""
+        """Close this end."""
         self._sock.close()
 
     def send(self, message: Any) -> None:
-        """Say something.
+        """Send a message.
 
         Raises:
-            LineLost: the other end is gone, or does not read.
+            AgentLost: the other end is gone, or does not read.
         """
         data = json.dumps(message).encode()
         try:
@@ -60,30 +60,30 @@ class SpeakerLine:
             self._sock.sendall(_LENGTH.pack(len(data)) + data)
             self._sock.setblocking(False)
         except OSError as error:
-            raise LineLost(str(error)) from error
+            raise AgentLost(str(error)) from error
 
-    def heard(self) -> list[Any]:
+    def received(self) -> list[Any]:
         """Messages that have come since.
 
         Raises:
-            LineLost: the other end is gone, and all that it said was heard.
+            AgentLost: the other end is gone, and all its messages were taken.
         """
         self._read()
         messages = []
         while len(self._got) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._got)
             if length > _LARGEST:
-                raise LineLost(f"a message of {length} bytes")
+                raise AgentLost(f"a message of {length} bytes")
             end = _LENGTH.size + length
             if len(self._got) < end:
                 break
             try:
                 messages.append(json.loads(self._got[_LENGTH.size : end]))
             except ValueError as error:
-                raise LineLost("a message that is not JSON") from error
+                raise AgentLost("a message that is not JSON") from error
             del self._got[:end]
         if self._ended and not messages:
-            raise LineLost("the other end is gone")
+            raise AgentLost("the other end is gone")
         return messages
 
     def wait(self, patience_s: float) -> None:
@@ -98,14 +98,14 @@ class SpeakerLine:
             except BlockingIOError:
                 return
             except OSError as error:
-                raise LineLost(str(error)) from error
+                raise AgentLost(str(error)) from error
             self._ended = not data
             self._got += data
 
 
 def name_of(launch: Launch) -> str:
-    """Abstract name of the line of a host: the same for all ranks that were started together there,
-    and for no others of this network namespace.
+    """Abstract name of the socket of a host: the same for all ranks that were started together
+    there, and for no others of this network namespace.
     """
     if launch.launcher == OWN:  # all are forked by one process, the first of them without its place
         place: tuple[object, ...] = (os.getppid(),)
@@ -129,34 +129,34 @@ def listener_at(name: str) -> socket.socket | None:
     return sock
 
 
-def accept(listener: socket.socket) -> SpeakerLine | None:
-    """Line of a process of this user that has called; None if there is none."""
+def accept(listener: socket.socket) -> AgentConnection | None:
+    """Connection of a process of this user that waits; None if there is none."""
     try:
         sock, _ = listener.accept()
     except OSError:
         return None
-    return _line_of_our_user(sock)
+    return _of_our_user(sock)
 
 
-def call(name: str, patience_s: float) -> SpeakerLine | None:
-    """Line to the process that listens at a name, or will within so many seconds; else None."""
+def connect(name: str, patience_s: float) -> AgentConnection | None:
+    """Connection to the process that listens at a name, or will within these seconds; else None."""
     until = time.monotonic() + patience_s
     while True:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with contextlib.suppress(OSError):
             sock.settimeout(SEND_S)
             sock.connect(name)
-            return _line_of_our_user(sock)
+            return _of_our_user(sock)
         sock.close()
         if time.monotonic() >= until:
             return None
         time.sleep(_PAUSE_S)
 
 
-def _line_of_our_user(sock: socket.socket) -> SpeakerLine | None:
+def _of_our_user(sock: socket.socket) -> AgentConnection | None:
     said = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(said)
     if user != os.getuid():
         sock.close()
         return None
-    return SpeakerLine(sock)
+    return AgentConnection(sock)
