@@ -19,8 +19,8 @@ from __future__ import annotations
 from nccl_doctor.model.check import Check as Check
 from nccl_doctor.model.check import Context as Context
 from nccl_doctor.model.check import Peers as Peers
-from nccl_doctor.model.check import Shelf as Shelf
 from nccl_doctor.model.check import Skip as Skip
+from nccl_doctor.model.check import SocketHandoff as SocketHandoff
 from nccl_doctor.model.check import Untested as Untested
 from nccl_doctor.model.cluster import AFTER_LOSS as AFTER_LOSS
 from nccl_doctor.model.cluster import ALONE as ALONE

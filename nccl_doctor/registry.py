@@ -103,14 +103,14 @@ def load(select: Iterable[str] = (), ignore: Iterable[str] = ()) -> Registry:
     Raises:
         UnknownName: something to select or to ignore is not the name or code of any check.
     """
-    shelf = _NamedChecks()
+    named = _NamedChecks()
     package = importlib.import_module(GROUP)
     for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
         target = f"{GROUP}.{info.name}"
-        shelf.add(target, _BUILT_IN, partial(importlib.import_module, target))
+        named.add(target, _BUILT_IN, partial(importlib.import_module, target))
     for point in sorted(metadata.entry_points(group=GROUP), key=_place_of):
-        shelf.add_foreign(point)
-    return shelf.choose(frozenset(select), frozenset(ignore))
+        named.add_foreign(point)
+    return named.choose(frozenset(select), frozenset(ignore))
 
 
 def installed() -> tuple[Check, ...]:

@@ -23,7 +23,7 @@ from nccl_doctor.api import (
     look,
     shell,
 )
-from nccl_doctor.toolkit.fabric.direct import in_the_way
+from nccl_doctor.toolkit.fabric.direct import blockers
 from nccl_doctor.toolkit.gpu.ends import DRIVER_STEP, certainty_of, certainty_of_reader
 from nccl_doctor.toolkit.gpu.kinds import (
     CLOCKS_LIMITED,
@@ -177,7 +177,7 @@ def _of_host(cluster: Cluster, host: Host, seen: HostGpus) -> Iterator[Finding]:
         troubles_between(
             seen,
             cuda_starts=_cuda_starts(cluster, host),
-            hints=partial(in_the_way, cluster, host),
+            hints=partial(blockers, cluster, host),
             copying=partial(_copying, cluster, host, facts, users),
         )
     )

@@ -23,7 +23,7 @@ from nccl_doctor.api import (
     export,
     shell,
 )
-from nccl_doctor.toolkit.fabric.direct import in_the_way
+from nccl_doctor.toolkit.fabric.direct import blockers
 from nccl_doctor.toolkit.gpu.ends import certainty_of, is_gone
 
 TO_PEER = "copying to another GPU"
@@ -64,7 +64,7 @@ def judge_peers(cluster: Cluster) -> Iterator[Finding]:
     """
     yield from _untested(cluster)
     for rank, finding in _broken(cluster):
-        text = "; ".join([finding.message, *in_the_way(cluster, rank.host)])
+        text = "; ".join([finding.message, *blockers(cluster, rank.host)])
         yield finding.replaced(message=text)
 
 

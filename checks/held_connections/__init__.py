@@ -199,11 +199,11 @@ class HeldConnections(Check):
     def _begin(self, ctx: Context, stack: contextlib.ExitStack) -> dict[str, Any]:
         from .through import begin_all
 
-        if ctx.shelf is None:
+        if ctx.handoff is None:
             raise Untested("no file could be opened for connections")
         listeners, entries, also = _meet(ctx, stack)
         ctx.breadcrumb("connecting to the other hosts", addresses=len(entries))
-        return {"opened": begin_all(ctx.shelf, listeners, entries, also)}
+        return {"opened": begin_all(ctx.handoff, listeners, entries, also)}
 
     def _hold(self, ctx: Context, stack: contextlib.ExitStack) -> HoldFacts:
         from .listeners import CALLER, LISTENER

@@ -1,6 +1,6 @@
 """Connections that are held while the run goes on: begun in one round, asked in another one.
 
-No process of this check runs between them: the sockets wait on the shelf of the participant.
+No process of this check runs between them: the sockets wait in the participant.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.api import Context, Shelf, Untested
+from nccl_doctor.api import Context, SocketHandoff, Untested
 from nccl_doctor.toolkit.peers.echo import ListeningAddress
 
 from .listeners import CALLER, LISTENER, Listener
@@ -25,12 +25,12 @@ _SIDES = (CALLER, LISTENER)
 
 
 def begin_all(
-    shelf: Shelf,
+    handoff: SocketHandoff,
     listeners: Sequence[Listener],
     entries: Sequence[tuple[int, Entry]],
     also: Mapping[str, Any],
 ) -> int:
-    """Begin connections to these listeners of others (seat, entry), and leave all on the shelf.
+    """Begin connections to these listeners of others (seat, entry), and hand all of them over.
 
     `also`: facts for the round that asks.
 
@@ -56,7 +56,7 @@ def begin_all(
     left = {"began": time.monotonic(), "doors": doors, "calls": calls, "also": dict(also)}
     sockets = [each.sock for each in made if each.sock is not None]
     try:
-        shelf.put(left, [*(each.sock for each in listeners), *sockets])
+        handoff.put(left, [*(each.sock for each in listeners), *sockets])
     except OSError as error:
         raise Untested(f"{len(sockets)} connections cannot be kept: {error}") from error
     return len(sockets)
@@ -72,7 +72,7 @@ def ask_all(ctx: Context) -> tuple[float, Mapping[str, Any], list[tuple[int, Ent
         Untested: nothing was begun.
     """
     try:
-        left = ctx.shelf.take() if ctx.shelf is not None else None
+        left = ctx.handoff.take() if ctx.handoff is not None else None
     except OSError as error:
         raise Untested(f"the connections that were kept cannot be taken: {error}") from error
     if left is None or ctx.peers is None:

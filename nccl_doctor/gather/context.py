@@ -21,7 +21,7 @@ from nccl_doctor.model.findings import Round
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import Address, HostPlace
 from nccl_doctor.model.options import Options
-from nccl_doctor.observe.shelf import KeptSockets
+from nccl_doctor.observe.handoff import SocketPairHandoff
 from nccl_doctor.registry import Registry
 from nccl_doctor.system import supervisor
 from nccl_doctor.system.deadline import MoreTime
@@ -140,7 +140,7 @@ class Run:
     joining: Joining = field(default_factory=Joining)
     pauses: Pauses = field(default_factory=Pauses)
     first_facts: Facts = field(default_factory=dict)
-    _shelves: dict[str, KeptSockets] = field(default_factory=dict)
+    _handoffs: dict[str, SocketPairHandoff] = field(default_factory=dict)
 
     @property
     def registry(self) -> Registry:
@@ -185,12 +185,12 @@ class Run:
         """Seconds for which one that follows may wait for rank 0, which writes its report first."""
         return max(0.0, self.deadline - OWN_RESERVE_S - time.monotonic())
 
-    def shelf(self, check: str) -> KeptSockets | None:
-        """Shelf of a check, for sockets between its rounds; None where no file can be opened."""
+    def handoff(self, check: str) -> SocketPairHandoff | None:
+        """Handoff of sockets between the rounds of a check; None where no file can be opened."""
         with contextlib.suppress(OSError):
-            if check not in self._shelves:
-                self._shelves[check] = KeptSockets()
-        return self._shelves.get(check)
+            if check not in self._handoffs:
+                self._handoffs[check] = SocketPairHandoff()
+        return self._handoffs.get(check)
 
     def context(self) -> Context:
         """Context of an `observe` of this participant, outside of rounds."""

@@ -138,7 +138,7 @@ def hold(
             seal=box.seal,
             forms_groups=check.forms_groups,
         ),
-        shelf=run.shelf(check.name) if check.keeps_sockets else None,
+        handoff=run.handoff(check.name) if check.keeps_sockets else None,
     )
     limit_s = min(round_.deadline_s, run.left())
     deadline = time.monotonic() + limit_s

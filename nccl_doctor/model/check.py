@@ -74,7 +74,7 @@ class Peers(Protocol):
         """A `torch.distributed.Store` of this round and group alone, for a process group."""
 
 
-class Shelf(Protocol):
+class SocketHandoff(Protocol):
     """Open sockets that one round of a check leaves to a later one, on the same participant."""
 
     @property
@@ -134,7 +134,7 @@ class Context:
             machines have another one than `/`.
         round, group, seat, params, peers: for a check that observes together: the name of the
             round, the seats of this participant's group, its own seat, the parameters of the round.
-        shelf: for a check that `keeps_sockets`; None where no file could be opened for it.
+        handoff: for a check that `keeps_sockets`; None where no file could be opened for it.
     """
 
     launch: Launch
@@ -155,7 +155,7 @@ class Context:
     seat: int = 0
     params: Mapping[str, Any] = field(default_factory=dict)
     peers: Peers | None = None
-    shelf: Shelf | None = None
+    handoff: SocketHandoff | None = None
 
     def left(self) -> float:
         """Seconds until the deadline, never negative."""
@@ -207,7 +207,7 @@ class Check:
             report: they follow from what `observe` sees on its own host without torch and in an
             instant, and no other host's facts take them back. Told are certain failures of exactly
             these kinds, not of their variants; their facts are not observed again.
-        keeps_sockets: True if a round of it leaves open sockets to a later one, by `Context.shelf`.
+        keeps_sockets: True if a round leaves open sockets to a later one, by `Context.handoff`.
         reads: names of other checks whose facts `plan`, `judge`, `figures` or `sections` use. It
             changes neither order nor level: facts of a check that did not run are not there, and
             `plan` sees what was observed before it is asked.

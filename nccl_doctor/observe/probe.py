@@ -116,7 +116,7 @@ def job_of(
         shared = "instant"
     else:
         shared = "answered" if check.instant_when_answered else ""
-    files = () if context.shelf is None else context.shelf.files
+    files = () if context.handoff is None else context.handoff.files
     job = ProbeJob(
         check.name,
         work,

@@ -24,7 +24,7 @@ from nccl_doctor import registry
 from nccl_doctor.api import Context, Launch, Skip, Untested
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.observe import probe
-from nccl_doctor.observe.shelf import KeptSockets
+from nccl_doctor.observe.handoff import SocketPairHandoff
 from nccl_doctor.system import forks
 from nccl_doctor.toolkit.groups.stacks import main_stack
 from tests.ranks.ranks import descendants, gone
@@ -50,27 +50,27 @@ def outcome_of(work: Callable[[Any], Any], deadline_s: float = 10.0) -> Outcome:
 
 
 def test_sockets_that_one_child_leaves_another_one_finds_open() -> None:
-    shelf = KeptSockets()
+    handoff = SocketPairHandoff()
 
     def outcome_with(work: Callable[[Any], Any]) -> Outcome:
-        job = probe.ProbeJob("test", work, time.monotonic() + 10, files=shelf.files)
+        job = probe.ProbeJob("test", work, time.monotonic() + 10, files=handoff.files)
         return run_all(job)[0]
 
     def leave(line: Any) -> dict[str, Any]:
         server = socket.create_server(("127.0.0.1", 0))
         caller = socket.create_connection(server.getsockname())
         caller.sendall(b"early")
-        shelf.put({"who": 7}, [server, caller])
+        handoff.put({"who": 7}, [server, caller])
         return {}
 
     def find(line: Any) -> dict[str, Any]:
-        found = shelf.take()
+        found = handoff.take()
         assert found is not None
         value, (server, caller) = found
         accepted, _ = server.accept()
         accepted.sendall(b"late")
         heard = [accepted.recv(9).decode(), caller.recv(9).decode()]
-        return {**value, "heard": heard, "left": shelf.take()}
+        return {**value, "heard": heard, "left": handoff.take()}
 
     assert outcome_with(leave).facts == {}
     assert outcome_with(find).facts == {"who": 7, "heard": ["early", "late"], "left": None}

@@ -50,7 +50,7 @@ from nccl_doctor.checks.held_connections.listeners import CALLER, LISTENER, List
 from nccl_doctor.checks.held_connections.talk import Held, begin, end, hold
 from nccl_doctor.checks.held_connections.through import ask_all, begin_all
 from nccl_doctor.judge.causes import explain
-from nccl_doctor.observe.shelf import KeptSockets
+from nccl_doctor.observe.handoff import SocketPairHandoff
 from tests.support.clusters import make_cluster, outcome, reread
 from tests.support.findings import judge, only
 from tests.support.rows import each_row
@@ -520,10 +520,10 @@ def test_two_hosts_hold_connections_to_each_other() -> None:
 
 
 def test_two_hosts_hold_connections_through_the_run() -> None:
-    shelves = {0: KeptSockets(), 2: KeptSockets()}
+    handoffs = {0: SocketPairHandoff(), 2: SocketPairHandoff()}
 
     def observe(seat: int, table: Table, name: str) -> Mapping[str, Any]:
-        ctx = replace(context(seat, table), round=name, shelf=shelves[seat])
+        ctx = replace(context(seat, table), round=name, handoff=handoffs[seat])
         return CHECK.observe(ctx)
 
     before, after = Table((0, 2)), Table((0, 2))
@@ -539,16 +539,16 @@ def test_two_hosts_hold_connections_through_the_run() -> None:
 
 
 def test_sockets_for_which_there_is_no_room_are_untested(home: Listener) -> None:
-    shelf = KeptSockets()
+    handoff = SocketPairHandoff()
     entry = {"interface": "lo", **home.door.to_json()}
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    begin_all(shelf, [home], [(2, entry)], {})
+    begin_all(handoff, [home], [(2, entry)], {})
     next_free = os.dup(0)
     os.close(next_free)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (next_free, before[1]))
         with pytest.raises(Untested, match=r"cannot be taken: .*Too many open files"):
-            ask_all(replace(context(0, Table((0, 2))), shelf=shelf))
+            ask_all(replace(context(0, Table((0, 2))), handoff=handoff))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 

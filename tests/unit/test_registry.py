@@ -324,13 +324,13 @@ def test_built_in_checks_share_a_code_only_by_the_very_same_kind():
     class Tide(Moon):
         name = "tide"
 
-    shelf = registry._NamedChecks()
+    named = registry._NamedChecks()
     for check in (Moon, Sun, Tide):
-        shelf.add(check.name, "nccl-doctor", lambda check=check: check)
-    assert list(shelf.checks) == ["moon", "tide"]
-    assert shelf.owners == {"moon-down": ("moon", "tide")}
-    assert shelf.kinds["moon-down"] == (kind, shelf.checks["moon"])
-    (problem,) = shelf.problems
+        named.add(check.name, "nccl-doctor", lambda check=check: check)
+    assert list(named.checks) == ["moon", "tide"]
+    assert named.owners == {"moon-down": ("moon", "tide")}
+    assert named.kinds["moon-down"] == (kind, named.checks["moon"])
+    (problem,) = named.problems
     assert 'code "moon-down" is used by check moon' in problem.message
 
 

@@ -184,10 +184,10 @@ def _release(text: str) -> tuple[int, ...]:
 
 
 CHECK = "gpu_direct"
-"""The check whose facts `in_the_way` reads."""
+"""The check whose facts `blockers` reads."""
 
 
-def in_the_way(cluster: Cluster, host: Host) -> tuple[str, ...]:
+def blockers(cluster: Cluster, host: Host) -> tuple[str, ...]:
     """Clauses on what check `gpu_direct` saw between the GPUs of a host, or could not read."""
     for _, facts in cluster.facts_on(CHECK, host):
         acs, iommu = len(redirecting_bridges(facts)), len(translating(facts))

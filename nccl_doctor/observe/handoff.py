@@ -18,8 +18,8 @@ _MOST_SOCKETS = 253
 _MOST_BYTES = 1 << 17
 
 
-class KeptSockets:
-    """See `api.Shelf`; made by the participant, used by the children of one check."""
+class SocketPairHandoff:
+    """See `api.SocketHandoff`; made by the participant, used by the children of one check."""
 
     def __init__(self) -> None:
         """Open it.
@@ -35,12 +35,12 @@ class KeptSockets:
         return self._in.fileno(), self._out.fileno()
 
     def put(self, value: Any, sockets: Sequence[socket.socket]) -> None:
-        """See `api.Shelf`."""
+        """See `api.SocketHandoff`."""
         self._in.setblocking(False)
         socket.send_fds(self._in, [json.dumps(value).encode()], [each.fileno() for each in sockets])
 
     def take(self) -> tuple[Any, list[socket.socket]] | None:
-        """See `api.Shelf`."""
+        """See `api.SocketHandoff`."""
         self._out.setblocking(False)
         try:
             data, files, flags, _ = socket.recv_fds(
