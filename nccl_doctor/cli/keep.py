@@ -108,8 +108,8 @@ def _look(plan: Plan, folder: Path, pid: int) -> None:
     complain(f"the job has printed nothing for {plan.hang_after_s:g} s")
     with contextlib.suppress(OSError, ValueError, RuntimeError, psutil.Error):
         for rank, process in _ranks_below(pid).items():
-            name, text = _stack_of(process)
-            send(folder, partial(_write, folder / f"{name}.rank{rank}.txt", text))
+            for name, text in _state_of(process).items():
+                send(folder, partial(_write, folder / f"{name}.rank{rank}.txt", text))
         words = [*plan.program, "autopsy", f"--json={folder / 'hang.json'}"]
         words += map(str, _folders(folder, wait_s=0.0)[0])
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
@@ -133,16 +133,21 @@ def _ranks_below(pid: int) -> dict[int, psutil.Process]:
     return found
 
 
-def _stack_of(process: psutil.Process) -> tuple[str, bytes]:
-    """The Python stack of a rank where py-spy shows it, else its state in the kernel."""
+def _state_of(process: psutil.Process) -> dict[str, bytes]:
+    """State of a rank in the kernel, and its Python stack where py-spy is installed: texts, each
+    with the name of its file.
+    """
+    state = {"status": Path(f"/proc/{process.pid}/status").read_bytes()}
     if path := shutil.which(_PY_SPY):
         words = [path, "dump", "--pid", str(process.pid)]
+        if process.status() == psutil.STATUS_STOPPED:
+            words.append("--nonblocking")  # py-spy 0.4 waits for it to stop
         with contextlib.suppress(subprocess.TimeoutExpired):
             done = subprocess.run(
                 words, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_STACK_S
             )
-            return "stack", done.stdout + done.stderr
-    return "status", Path(f"/proc/{process.pid}/status").read_bytes()
+            state["stack"] = done.stdout + done.stderr
+    return state
 
 
 def _write(file: Path, text: bytes) -> bytes:
