@@ -193,10 +193,10 @@ def _folder_of_job(ctx: click.Context, given: dict[str, Any], node_rank: int | N
         return None
     if not ctx.meta[COMMAND]:
         raise click.UsageError("--autopsy is for the COMMAND behind --", ctx)
-    from nccl_doctor.cli.keep import folder_name, make_folder
+    from nccl_doctor.cli.keep import folder_name, folder_of
 
     try:
-        folder = make_folder(given["autopsy"], folder_name(os.environ, node_rank))
+        folder = folder_of(given["autopsy"], folder_name(os.environ, node_rank))
     except OSError as error:
         words = f"--autopsy {given['autopsy']}: {error.strerror}"
         raise click.UsageError(words, ctx) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -16,15 +17,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-import psutil
-
+from nccl_doctor.system.files import make_folder, remove, write_private
 from nccl_doctor.system.forks import signal_name
 from nccl_doctor.system.helpers import send
 from nccl_doctor.system.kept import KeptEnd, Silence, leave_as, run_kept
+from nccl_doctor.system.leaving import started_below
 from nccl_doctor.system.terminal import complain
 
 COMMAND = "keep"
@@ -106,10 +106,10 @@ def _follow(plan: Plan, folder: Path, end: KeptEnd, command: Sequence[str]) -> N
 def _look(plan: Plan, folder: Path, pid: int) -> None:
     """Say where the ranks of a job stand that prints nothing; prints to stderr alone."""
     complain(f"the job has printed nothing for {plan.hang_after_s:g} s")
-    with contextlib.suppress(OSError, ValueError, RuntimeError, psutil.Error):
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
         for rank, process in _ranks_below(pid).items():
             for name, text in _state_of(process).items():
-                send(folder, partial(_write, folder / f"{name}.rank{rank}.txt", text))
+                write_private(folder / f"{name}.rank{rank}.txt", text)
         words = [*plan.program, "autopsy", f"--json={folder / 'hang.json'}"]
         words += map(str, _folders(folder, wait_s=0.0)[0])
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
@@ -121,26 +121,35 @@ def _look(plan: Plan, folder: Path, pid: int) -> None:
             complain(f"nothing here shows which rank it waits for{missing}")
 
 
-def _ranks_below(pid: int) -> dict[int, psutil.Process]:
-    """The process of each rank of this host; not those that a rank started."""
-    found: dict[int, psutil.Process] = {}
-    for process in psutil.Process(pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            rank = process.environ().get("RANK", "")
-            above = process.parent()
-            if rank.isdigit() and (above is None or above.environ().get("RANK") != rank):
-                found[int(rank)] = process
+def _ranks_below(pid: int) -> dict[int, int]:
+    """Process id of each rank of this host; not of those that a rank started."""
+    found: dict[int, int] = {}
+    ranks = {pid: -1}
+    for parent, child in started_below(pid):
+        ranks[child] = _rank_of(child)
+        if ranks[child] not in (-1, ranks.get(parent)):
+            found[ranks[child]] = child
     return found
 
 
-def _state_of(process: psutil.Process) -> dict[str, bytes]:
+def _rank_of(pid: int) -> int:
+    """Rank that the variables of a process say; -1 for none."""
+    with contextlib.suppress(OSError):
+        for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            name, _, value = variable.partition(b"=")
+            if name == b"RANK" and value.isdigit():
+                return int(value)
+    return -1
+
+
+def _state_of(pid: int) -> dict[str, bytes]:
     """State of a rank in the kernel, and its Python stack where py-spy is installed: texts, each
     with the name of its file.
     """
-    state = {"status": Path(f"/proc/{process.pid}/status").read_bytes()}
+    state = {"status": Path(f"/proc/{pid}/status").read_bytes()}
     if path := shutil.which(_PY_SPY):
-        words = [path, "dump", "--pid", str(process.pid)]
-        if process.status() == psutil.STATUS_STOPPED:
+        words = [path, "dump", "--pid", str(pid)]
+        if b"\nState:\tT" in state["status"]:
             words.append("--nonblocking")  # py-spy 0.4 waits for it to stop
         with contextlib.suppress(subprocess.TimeoutExpired):
             done = subprocess.run(
@@ -148,11 +157,6 @@ def _state_of(process: psutil.Process) -> dict[str, bytes]:
             )
             state["stack"] = done.stdout + done.stderr
     return state
-
-
-def _write(file: Path, text: bytes) -> bytes:
-    file.write_bytes(text)
-    return b""
 
 
 def _existing(*files: str) -> bytes:
@@ -166,15 +170,10 @@ def _run(words: Sequence[str], stdout: int) -> None:
 
 def _note(folder: Path, *, ended: bool) -> None:
     """Say in the folder of this host since when its job runs, and whether it has ended."""
-
-    def write() -> bytes:
-        note = _note_of(folder)
-        started = _read(note).get("started", 0.0) if ended else time.time()
-        note.write_text(json.dumps({"started": started, "ended": ended}))
-        return b""
-
     with contextlib.suppress(OSError, RuntimeError):
-        send(folder, write)
+        note = json.loads(send(folder, lambda: json.dumps(_read(_note_of(folder))).encode()))
+        started = note.get("started", 0.0) if ended else time.time()
+        write_private(_note_of(folder), json.dumps({"started": started, "ended": ended}))
 
 
 def _folders(own: Path, wait_s: float) -> tuple[list[Path], bool]:
@@ -225,21 +224,15 @@ def folder_name(environ: Mapping[str, str], node_rank: int | None) -> str:
     return host if node_rank is None else f"node{node_rank}-{host}"
 
 
-def make_folder(path: str, name: str) -> Path:
+def folder_of(path: str, name: str) -> Path:
     """The folder of this host in that of --autopsy, without what an earlier job left in it.
 
     Raises:
         OSError: it cannot be made, or nothing can be written there.
     """
     folder = Path(path, name).absolute()
-
-    def make() -> bytes:
-        folder.mkdir(parents=True, exist_ok=True)
-        for each in folder.iterdir():
-            if each.suffix in (".log", ".json", ".txt") and each.is_file():
-                each.unlink()
-        _note_of(folder).touch()
-        return b""
-
-    send(path, make)
+    make_folder(folder)
+    found = json.loads(send(folder, lambda: json.dumps(os.listdir(folder)).encode()))
+    remove(folder / each for each in found if each.endswith((".log", ".json", ".txt")))
+    write_private(_note_of(folder), "{}")
     return folder

@@ -162,6 +162,35 @@ def write_private(path: Path, content: str | bytes) -> None:
     send(path.parent, put)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, where they are not there.
+
+    Raises:
+        OSError: it cannot be made, or the disk does not answer.
+    """
+
+    def make() -> bytes:
+        os.makedirs(path, exist_ok=True)
+        return b""
+
+    send(path.parent, make)
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove files that are there.
+
+    Raises:
+        OSError: one cannot be removed, or the disk does not answer.
+    """
+    for path in paths:
+
+        def unlink(path: Path = path) -> bytes:
+            path.unlink(missing_ok=True)
+            return b""
+
+        send(path.parent, unlink)
+
+
 def append(path: Path, text_after: Callable[[int], str]) -> None:
     """Add to a file, which is made if it is not there, what follows its first so many bytes.
 

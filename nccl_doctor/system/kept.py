@@ -8,6 +8,7 @@ answer holds nothing up.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import resource
@@ -23,13 +24,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from nccl_doctor.system import forks
+from nccl_doctor.system import folders, forks
 
 _READ = 1 << 20
 _LARGEST = 64 << 20
 """Bytes of one file; of each stream this and the one before it are kept."""
 _MOST_WAITING = 16 << 20
 """Bytes that may wait for the disk; what comes then is not kept."""
+_MODE = 0o644
+"""Mode of a file, less what the umask takes."""
 _LOOK_S = 0.2
 _REST_S = 2.0
 """Time for what is in the pipes when the command has ended: others may hold them open."""
@@ -253,7 +256,7 @@ class _KeptFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._older = path.with_suffix(f".0{path.suffix}")
+        self._older = path.with_suffix(f".0{path.suffix}").name
         self._waiting: deque[bytes] = deque()
         self._bytes = 0
         self._news = threading.Condition()
@@ -278,17 +281,27 @@ class _KeptFile:
         self._thread.join(_FLUSH_S)
 
     def _work(self) -> None:
-        with contextlib.suppress(OSError):  # it is full, or gone: the command goes on
-            self._older.unlink(missing_ok=True)
-            data = b"begin"
-            while data:
-                with self._path.open("wb", buffering=0) as file:
-                    while file.tell() < _LARGEST and (data := self._next()):
-                        file.write(data)
-                if data:
-                    self._path.replace(self._older)
+        # It may be full, or gone: the command goes on.
+        with contextlib.suppress(OSError), folders.opened(self._path.parent) as folder:
+            while self._fill(folder):
+                os.rename(self._path.name, self._older, src_dir_fd=folder, dst_dir_fd=folder)
         with self._news:
             self._bytes = _MOST_WAITING  # nothing more is kept
+
+    def _fill(self, folder: int) -> bool:
+        """Write one file. Returns: it is full; False at the end of the stream."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        file = folders.open_in_place(folder, self._path.name, flags, _MODE)
+        if file is None:
+            raise PermissionError(errno.EPERM, "another user could have chosen this file")
+        try:
+            left = _LARGEST
+            while left > 0 and (data := self._next()):
+                _write(file, data)
+                left -= len(data)
+            return left <= 0
+        finally:
+            os.close(file)
 
     def _next(self) -> bytes:
         """All that came since the last look; empty at the end."""

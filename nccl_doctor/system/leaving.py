@@ -14,7 +14,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 MOST_S = 5.0
@@ -77,12 +77,18 @@ def remove(files: set[str]) -> None:
 
 def give_back_below(pid: int) -> None:
     """The same for all that a process has started, which is to die with it."""
+    for _, child in started_below(pid):
+        give_back(child)
+
+
+def started_below(pid: int) -> Iterator[tuple[int, int]]:
+    """Parent and child, by process id, of all that a process has started, parents first."""
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
                 for child in map(int, file.read().split()):
-                    give_back(child)
-                    give_back_below(child)
+                    yield pid, child
+                    yield from started_below(child)
 
 
 def shared_files(pid: int, *, mapped: bool = True) -> set[str]:

@@ -37,6 +37,8 @@ _REAP_S = 0.5
 _SAY_S = 1.0
 _GIVE_BACK_S = 0.3
 _TELL_S = 10.0  # most of it to import torch
+LAST_S = GRACE_S + _GIVE_BACK_S + _REAP_S
+"""Time after the deadline at which a program that hangs has been killed, at the latest."""
 _FAILED = 3
 _STOPPED = "tT"
 

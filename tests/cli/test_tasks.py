@@ -144,7 +144,9 @@ def test_what_a_code_means(tmp_path: Path, shell: dict[str, str]) -> None:
     page = (ROOT / "docs" / "codes" / f"{code}.md").read_text()
     (whole,) = re.findall(r"^All of it: (.*)$", done.stdout, re.MULTILINE)
     assert page.splitlines()[:3] == done.stdout.splitlines()[:3]
-    assert page.startswith(type_in(whole, tmp_path, shell).stdout)
+    first, _, checks = type_in(whole, tmp_path, shell).stdout.partition(f"\n\n{'-' * 72}\n")
+    assert page.startswith(f"{first.rstrip()}\n\n")
+    assert "What it checks" in checks
     # And typed from the screen.
     report = saved(World(4).slow([("nd0", "nd2"), ("nd2", "nd0")]).cluster(), 21)
     text = program("report", "show", "-", input=json_format.render(report)).stdout

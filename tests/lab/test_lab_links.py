@@ -74,10 +74,10 @@ def test_collectives_are_slow_at_a_slow_port(make_lab: Callable[..., Lab]) -> No
     # By itself: together with the links it is explained by what is slow there.
     lab = make_lab(*THREE)
     slow_port(lab, lab["nd2"])
-    for _ in range(10):  # until the other tests leave the CPU to it for a second
+    for _ in range(10):  # until the other tests leave the CPU to it, and to the fast pair, too
         run = lab.plain_doctor("--join-timeout", "20", "--select", "group_speed", env=FIRST)
         assert run.report is not None, str(run)
-        if all("CPU was busy" not in found["message"] for found in run.report["findings"]):
+        if loud(run.report):
             break
     found = check_warned(run, "bandwidth-low", hosts=["nd2"])
     assert "MB/s bus bandwidth, measured twice" in found["message"]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.cli.keep import Plan, make_folder
+from nccl_doctor.cli.keep import Plan, folder_of
 
 PROGRAM = """
 import sys
@@ -227,7 +227,7 @@ wait
 
 
 def test_a_job_that_prints_nothing_is_looked_at_and_goes_on(tmp_path: Path) -> None:
-    folder = make_folder(str(tmp_path), "node0-nd0")
+    folder = folder_of(str(tmp_path), "node0-nd0")
     program = (sys.executable, "-m", "nccl_doctor")
     plan = Plan(str(folder), "", (), program, 1, first=True, hang_after_s=0.5)
     with subprocess.Popen(

@@ -7,12 +7,13 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+from nccl_doctor.system.supervisor import LAST_S
 from tests.lab.chaos import SIGNALS
 from tests.lab.chaos.census import Census, Seen, below, chain, of_role, supervisors, tops
 from tests.lab.chaos.strikes import Scene
 
-GRACE_S = 2.0
-"""Time after the time-out in which a run may still end."""
+GRACE_S = LAST_S
+"""Time after the time-out in which a run may still end: what hangs is killed by then."""
 _LOOK_S, _CALM_S = 0.03, 0.3
 _FLAPS = 5
 _AGENTS_S = 4.0
