@@ -105,9 +105,9 @@ def _follow(plan: Plan, folder: Path, end: KeptEnd, command: Sequence[str]) -> N
 
 def _look(plan: Plan, folder: Path, pid: int) -> None:
     """Say where the ranks of a job stand that prints nothing; prints to stderr alone."""
-    complain(f"the job has printed nothing for {plan.hang_after_s:g} s")
     with contextlib.suppress(OSError, ValueError, RuntimeError):
-        for rank, process in _ranks_below(pid).items():
+        complain(f"the job has printed nothing for {plan.hang_after_s:g} s")
+        for rank, process in _ranks_of(pid).items():
             for name, text in _state_of(process).items():
                 write_private(folder / f"{name}.rank{rank}.txt", text)
         words = [*plan.program, "autopsy", f"--json={folder / 'hang.json'}"]
@@ -121,11 +121,11 @@ def _look(plan: Plan, folder: Path, pid: int) -> None:
             complain(f"nothing here shows which rank it waits for{missing}")
 
 
-def _ranks_below(pid: int) -> dict[int, int]:
-    """Process id of each rank of this host; not of those that a rank started."""
+def _ranks_of(pid: int) -> dict[int, int]:
+    """Process id of each rank of this host: the command, or started by it, but not by a rank."""
     found: dict[int, int] = {}
-    ranks = {pid: -1}
-    for parent, child in started_below(pid):
+    ranks = {0: -1}
+    for parent, child in [(0, pid), *started_below(pid)]:
         ranks[child] = _rank_of(child)
         if ranks[child] not in (-1, ranks.get(parent)):
             found[ranks[child]] = child

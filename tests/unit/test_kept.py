@@ -218,15 +218,16 @@ def test_ctrl_c_reaches_the_command_once(tmp_path: Path) -> None:
 
 
 HANGS = """
-RANK=0 sleep 60 &
 RANK=1 sh -c 'kill -STOP $$' &
+RANK=2 sleep 60 &
 echo started
 trap 'kill -KILL 0' TERM
 wait
 """
 
 
-def test_a_job_that_prints_nothing_is_looked_at_and_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("own", ["", "0"], ids=["a launcher", "a rank"])
+def test_a_job_that_prints_nothing_is_looked_at_and_goes_on(own: str, tmp_path: Path) -> None:
     folder = folder_of(str(tmp_path), "node0-nd0")
     program = (sys.executable, "-m", "nccl_doctor")
     plan = Plan(str(folder), "", (), program, 1, first=True, hang_after_s=0.5)
@@ -236,6 +237,7 @@ def test_a_job_that_prints_nothing_is_looked_at_and_goes_on(tmp_path: Path) -> N
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env={**os.environ, "RANK": own},
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -248,3 +250,5 @@ def test_a_job_that_prints_nothing_is_looked_at_and_goes_on(tmp_path: Path) -> N
     (cause,) = report["root_causes"]
     assert (cause["code"], cause["where"]["ranks"]) == ("rank-frozen", [1])
     assert "[rank-frozen]" in said
+    looked = {path.name for path in folder.glob("status.*")}
+    assert looked == {f"status.rank{rank}.txt" for rank in (1, 2, *map(int, own))}
