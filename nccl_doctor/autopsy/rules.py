@@ -195,6 +195,15 @@ def _own_exception(job: JobEnd) -> Finding | None:
     return _raised(first, same)
 
 
+def _not_started(job: JobEnd) -> Finding | None:
+    """Python does not find the program of the ranks, and ends without an exception."""
+    if not job.all("not-started"):
+        return None
+    message, at = job.all("not-started")[0]
+    words = f"Python does not find {message.values['what']}: {message.values['why']}"
+    return _found(kinds.RANK_RAISED, words, [], at)
+
+
 def _stood_still(job: JobEnd) -> Finding | None:
     """A process that does not react to SIGTERM was stopped, or waits in the kernel."""
     frozen = [rank for rank in job.ranks.values() if rank.does_not_react]
@@ -512,6 +521,7 @@ RULES: Sequence[Rule] = (
     _cancelled,
     _gpu_shared,
     _own_exception,
+    _not_started,
     _stood_still,
     _ended_by_signal,
     _ended_on_host,

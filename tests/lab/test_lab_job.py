@@ -10,6 +10,7 @@ from tests.lab import faults
 from tests.lab.lab import HEALTHY_S, MEET, PATIENT, Lab
 from tests.lab.reading import check_cause, check_clean
 from tests.lab.run import Run
+from tests.support import dying_job
 
 JOB = ("-m", "tests.support.small_job")
 
@@ -61,7 +62,7 @@ def test_the_job_follows_where_gloo_connects_from_the_other_side(lab: Lab) -> No
 
 def test_a_job_that_dies_is_explained_once(lab: Lab) -> None:
     kept = lab.folder / "kept"
-    job = ("-m", "tests.support.dying_job", "killed", "3", "1")
+    job = (dying_job.__file__, "killed", "3", "1")
     run = lab.own_doctor(
         *PATIENT, *MEET, f"--autopsy={kept}", nproc=2, job=job, timeout_s=3 * HEALTHY_S
     )

@@ -213,6 +213,30 @@ def test_open_mpi_5_wraps_its_line() -> None:
     assert said(found(lost(0, 2) + f"{text} (Killed).\n")) == ("rank-killed", (1,), CERTAIN)
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "/opt/venv/bin/python3: can't open file '/home/me/trian.py': [Errno 2] No such file or "
+            "directory",
+            "does not find /home/me/trian.py: No such file or directory",
+        ),
+        (
+            "/usr/bin/python: Error while finding module specification for 'train.main' "
+            "(ModuleNotFoundError: No module named 'train')",
+            "does not find train.main: ModuleNotFoundError: No module named 'train'",
+        ),
+        ("/usr/bin/python3.11: No module named trian", "trian: No module named trian"),
+    ],
+)
+def test_a_program_that_is_not_there(line: str, words: str) -> None:
+    cause = found(f"{line}\n{line}\n" + block({0: 1, 1: 1}, root=0))
+    assert said(cause) == ("rank-raised", (), CERTAIN)
+    assert words in cause.message
+    own = raised(1, "ModuleNotFoundError: No module named 'apex'")
+    assert said(found(own + block({0: -15, 1: 1}, root=1))) == ("rank-raised", (1,), CERTAIN)
+
+
 def test_who_does_not_react_to_sigterm_stood_still() -> None:
     text = waited(0, 2, 3) + "Unable to shutdown process 1001 via 15, forcefully exiting via 9"
     cause = found(text + "\n" + block({0: 1, 1: -9, 2: 1, 3: 1}, root=0))
