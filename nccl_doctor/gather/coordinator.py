@@ -416,9 +416,10 @@ def longest_round(left_s: float) -> float:
 
 def hung_within(outcome: Outcome, wanted_s: float, given_s: float, timeout_s: float) -> Outcome:
     """The outcome; one that hung in a round with less time than planned is untested, and has as its
-    reason the time limit of the run with which it would have had it.
+    reason the time limit of the run with which it would have had it. A stopped process needs none.
     """
-    if outcome.status is not OutcomeStatus.HUNG or given_s >= _WHOLE * wanted_s:
+    is_stopped = outcome.state in ("t", "T")
+    if outcome.status is not OutcomeStatus.HUNG or is_stopped or given_s >= _WHOLE * wanted_s:
         return outcome
     enough_s = math.ceil((timeout_s + wanted_s - given_s) / 10) * 10
     step = outcome.breadcrumbs[-1].get("step", "") if outcome.breadcrumbs else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nccl_doctor.gather.coordinator import hung_within, longest_round
@@ -80,3 +82,6 @@ def test_nothing_hangs_for_which_the_run_had_less_time_than_planned() -> None:
     assert hung_within(hung, 8.0, 2.0, 20.0).status is OutcomeStatus.UNTESTED
     assert hung_within(hung, 81.0, 81.0, 120.0) == hung
     assert hung_within(done, 81.0, 38.2, 120.0) == done
+    stopped, waits = replace(hung, state="T"), replace(hung, state="S")
+    assert hung_within(stopped, 81.0, 38.2, 120.0) == stopped
+    assert hung_within(waits, 81.0, 38.2, 120.0).status is OutcomeStatus.UNTESTED
