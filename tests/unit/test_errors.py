@@ -29,6 +29,8 @@ STORE = "DistNetworkError: The client socket has timed out after 60000ms while t
         (f"{STORE}to (nd0, 29500).", "dropped"),
         ("RuntimeError: Gloo connectFullMesh failed with [pair.cc:144] timed out connecting: "
          "SO_ERROR: Connection refused, remote=[127.0.1.1]:4211", "loopback"),
+        ("RuntimeError: [enforce fail at device.cc:84] ifa != nullptr. Unable to find address for: "
+         "nosuch0", "GLOO_SOCKET_IFNAME"),
         ("RuntimeError: [enforce fail at device.cc:125] bind_rv == 0. Unable to find address for "
          "nd1; bind(2) for [192.168.77.2] failed with: Address already in use", "no free port"),
         ("RuntimeError: [enforce fail at device.cc:285] ss1.ss_family == ss2.ss_family. 2 vs 10",
