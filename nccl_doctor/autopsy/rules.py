@@ -257,6 +257,12 @@ def _ended_on_host(job: JobEnd) -> Finding | None:
         pid = message.values.get("pid")
         words = f"process {pid} was killed" if pid else "a process of the step was killed"
         return _found(kinds.OUT_OF_MEMORY_KILL, words, [], at, confidence=Confidence.LIKELY)
+    for message, at in job.all("ray-died"):
+        known = job.pids.get(int(message.values["pid"]))
+        words = f"process {message.values['pid']} was gone, says Ray, and left no exception"
+        ranks = [] if known is None else [job.rank(known)]
+        found = _found(kinds.RANK_SILENT, words, ranks, at, confidence=Confidence.LIKELY)
+        return found.replaced(where=found.where | Where(hosts=(message.values["host"],)))
     return None
 
 
@@ -373,17 +379,22 @@ def _ended_well_first(job: JobEnd) -> Finding | None:
 
 
 def _behind(job: JobEnd) -> Finding | None:
-    """NCCL's watchdog tells the last collective that each rank has called: the lowest is behind."""
+    """NCCL's watchdog tells the last collective that each rank has called: a rank is behind that
+    has not called the one in which others timed out. All call some more while they wait.
+    """
     by_group: dict[str, dict[int, int]] = defaultdict(dict)
+    failed: dict[str, int] = defaultdict(int)
     for rank in job.ranks.values():
         if rank.progress is not None:
-            values = rank.progress[0].message.values
-            by_group[values.get("group", "")][rank.rank] = int(values["enqueued"])
-    for called in by_group.values():
-        least, most = min(called.values()), max(called.values())
-        behind = [job.rank(rank) for rank, number in called.items() if number == least]
-        if least < most and 2 * len(behind) < len(called) and behind[0].progress is not None:
-            words = f"it has called {least} collectives of this group; others have called {most}"
+            message = rank.progress[0].message
+            group = message.values.get("group", "")
+            by_group[group][rank.rank] = int(message.values["enqueued"])
+            failed[group] = max(failed[group], message.number("number") or 0)
+    for group, called in by_group.items():
+        behind = [job.rank(rank) for rank, number in called.items() if number < failed[group]]
+        if behind and 2 * len(behind) < len(called) and behind[0].progress is not None:
+            words = f"it has called {called[behind[0].rank]} collectives of this group; others wait"
+            words += f" in number {failed[group]}"
             at = behind[0].progress[1]
             return _found(kinds.COLLECTIVE_MISSING, words, behind, at, confidence=Confidence.LIKELY)
     return None

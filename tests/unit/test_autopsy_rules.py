@@ -237,6 +237,37 @@ def test_a_program_that_is_not_there(line: str, words: str) -> None:
     assert said(found(own + block({0: -15, 1: 1}, root=1))) == ("rank-raised", (1,), CERTAIN)
 
 
+def test_ranks_that_went_on_a_step_further_than_others_are_not_behind() -> None:
+    text = "".join(watchdog(rank, 7) + progress(rank, 15 + rank % 2) for rank in range(4))
+    assert said(found(text))[0] == "cause-not-told"
+
+
+def test_ray_names_the_process_that_has_gone_and_its_address() -> None:
+    raylet = (
+        "(raylet) A worker died or was killed while executing a task by an unexpected system "
+        "error. To troubleshoot the problem, check the logs for the dead worker. RayTask ID: ff "
+        "Worker ID: d8 Node ID: 84 Worker IP address: 10.0.0.7 Worker port: 10185 Worker PID: 907 "
+        "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a "
+        "connection error code 2. End of file. There are some potential root causes. (1) The "
+        "process is killed by SIGKILL by OOM killer due to high memory usage.\n"
+    )
+    driver = (
+        'Traceback (most recent call last):\n  File "/home/me/train.py", line 9, in <module>\n'
+        "    ray.get(refs)\nray.exceptions.ActorDiedError: The actor died unexpectedly before "
+        "finishing this task.\n"
+    )
+    cause = found(driver + lost(0, 1) + raylet)
+    assert (cause.code, cause.where.hosts, cause.confidence) == (
+        "rank-silent",
+        ("10.0.0.7",),
+        LIKELY,
+    )
+    assert "process 907 was gone, says Ray" in cause.message
+    own = found(driver + lost(0, 1) + raylet + raised(3, "KeyError: 'a'"))
+    assert said(own) == ("rank-raised", (3,), CERTAIN)
+    assert said(found(driver))[0] == "cause-not-told"
+
+
 def test_who_does_not_react_to_sigterm_stood_still() -> None:
     text = waited(0, 2, 3) + "Unable to shutdown process 1001 via 15, forcefully exiting via 9"
     cause = found(text + "\n" + block({0: 1, 1: -9, 2: 1, 3: 1}, root=0))
