@@ -240,6 +240,21 @@ def _ended_by_signal(job: JobEnd) -> Finding | None:
     return _found(kinds.RANK_KILLED, words, [rank], None, confidence=sure)
 
 
+def _one_ended(job: JobEnd) -> Finding | None:
+    """DeepSpeed says how one process ended, and not which: the one that says nothing itself."""
+    codes = {message.number("code") or 0: at for message, at in job.all("one-ended")}
+    code, at = next(((code, at) for code, at in codes.items() if code not in (0, 1)), (0, None))
+    if code == 0 or -code in (-_TERMINATE, -_ABORT) or any(rank.own for rank in job.ranks.values()):
+        return None
+    silent = job.silent if len(job.silent) == 1 else []
+    kind, words = kinds.RANK_EXITED, f"exit code {code}"
+    if code < 0:
+        kind = kinds.RANK_KILLED if code == _KILL else kinds.RANK_CRASHED
+        words = f"a process ended by {signal_name(-code)}"
+    words += "" if silent else "; deepspeed does not say which one"
+    return _found(kind, words, silent, at, confidence=Confidence.LIKELY)
+
+
 def _ended_on_host(job: JobEnd) -> Finding | None:
     """UCX, MPICH and the kernel name a process and its host, and not its rank."""
     for message, at in [*job.all("caught-signal"), *job.all("mpich-ended")]:
@@ -536,6 +551,7 @@ RULES: Sequence[Rule] = (
     _stood_still,
     _ended_by_signal,
     _ended_on_host,
+    _one_ended,
     _aborted,
     _terminated_alone,
     _sizes_differ,

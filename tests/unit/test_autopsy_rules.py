@@ -268,6 +268,22 @@ def test_ray_names_the_process_that_has_gone_and_its_address() -> None:
     assert said(found(driver))[0] == "cause-not-told"
 
 
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [(-9, "rank-killed"), (-11, "rank-crashed"), (3, "rank-exited"), (1, "rank-silent")],
+)
+def test_deepspeed_says_how_one_process_ended(code: int, expected: str) -> None:
+    text = lost(0, 1, 3)
+    end = f"['/opt/python', '-u', 'job.py', '--local_rank=3'] exits with return code = {code}\n"
+    cause = found(f"{text}[ERROR] [launch.py:325:sigkill_handler] {end}")
+    assert said(cause) == (expected, (2,), LIKELY)
+    several = found(f"{lost(0, 3)}{end}")
+    if code != 1:
+        assert said(several) == (expected, (), LIKELY)
+        assert "deepspeed does not say which one" in several.message
+    assert said(found(text + raised(2, "KeyError: 'a'") + end)) == ("rank-raised", (2,), CERTAIN)
+
+
 def test_who_does_not_react_to_sigterm_stood_still() -> None:
     text = waited(0, 2, 3) + "Unable to shutdown process 1001 via 15, forcefully exiting via 9"
     cause = found(text + "\n" + block({0: 1, 1: -9, 2: 1, 3: 1}, root=0))
