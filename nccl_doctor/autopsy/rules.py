@@ -27,7 +27,7 @@ _LONGEST = 300
 """Characters of the text of an exception in a message."""
 _MOST_RANGES = 8
 _MOST_SIGNALS = 64
-_ABORT, _KILL, _TERMINATE = -6, -9, -15
+_ABORT, _BUS, _KILL, _TERMINATE = -6, -7, -9, -15
 
 
 def first_failure(job: JobEnd) -> Finding | None:
@@ -227,6 +227,7 @@ def _ended_by_signal(job: JobEnd) -> Finding | None:
     if rank.is_local:
         words += "; its number is that on its host"
     if code != _KILL:
+        words += "; a full /dev/shm ends a process so: df -h /dev/shm" if code == _BUS else ""
         return _found(kinds.RANK_CRASHED, words, [rank], None, confidence=sure)
     if rank.out_of_memory:
         return _found(kinds.OUT_OF_MEMORY_KILL, words, [rank], None, confidence=sure)

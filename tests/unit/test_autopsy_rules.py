@@ -99,6 +99,7 @@ def test_a_signal_outranks_the_root_of_the_block(code: int, expected: str) -> No
     cause = found(text)
     assert said(cause) == (expected, (1,), CERTAIN)
     assert "(process 1001)" in cause.message
+    assert ("/dev/shm" in cause.message) == (code == -7)
 
 
 def test_sigabrt_without_an_active_exception_is_the_end_of_a_process_that_left() -> None:
