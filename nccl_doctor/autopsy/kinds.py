@@ -245,6 +245,14 @@ HOST_ABSENT = Kind(
     fix="look at the launcher's text on the other hosts: was it started there, with the same "
     "--nnodes, another --node-rank and this MASTER_ADDR?",
 )
+MISSING_VARIABLE = Kind(
+    code="launch-missing-variable",
+    layer=Layer.LAUNCH,
+    title="A launch variable was missing",
+    why="init_process_group reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and raises if one "
+    "is missing. srun and mpirun set others, and plain python none.",
+    fix="start the processes with torchrun, or set the four variables for each",
+)
 PORT_IN_USE = Kind(
     code="port-in-use",
     layer=Layer.PORT,
@@ -295,6 +303,7 @@ SHARED_KINDS = (
     RANK_FROZEN,
     RANK_ABSENT,
     HOST_ABSENT,
+    MISSING_VARIABLE,
     PORT_IN_USE,
     PORT_REFUSED,
     NO_ROUTE,

@@ -596,6 +596,8 @@ def _raised(ended: Ended, ranks: list[RankEnd], confidence: Confidence | None = 
         kind = kinds.STORAGE_FULL
     elif ended.says("gpu-memory"):
         kind = kinds.GPU_OUT_OF_MEMORY
+    elif ended.says("variable-missing"):
+        kind = kinds.MISSING_VARIABLE
     frame = raised.own_frame or (raised.frames[-1] if raised.frames else None)
     meaning = meaning_of("\n".join((raised.error, *raised.more)))
     words = _in_short(raised.error)

@@ -66,6 +66,11 @@ def test_ranks_that_raise_the_same_at_the_same_place_are_named_together() -> Non
             "gpu-out-of-memory",
         ),
         ("torch.cuda.OutOfMemoryError: CUDA out of memory.", "gpu-out-of-memory"),
+        (
+            "ValueError: Error initializing torch.distributed using env:// rendezvous: environment "
+            "variable MASTER_PORT expected, but not set",
+            "launch-missing-variable",
+        ),
         ("DistBackendError: NCCL\n[rank3]: Cuda failure 2 'out of memory'", "gpu-out-of-memory"),
     ],
 )
