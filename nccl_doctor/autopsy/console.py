@@ -35,6 +35,7 @@ _PREFIXES = tuple(
         r"\[\d+,(?P<task>\d+)\]<std(?:err|out)>: ?",  # Open MPI 4
         r"\[prterun-[^\]]*@\d+,(?P<task>\d+)\](?:<std(?:err|out)>)?:? ?",  # Open MPI 5
         r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]? ",
+        r"(?P<host>[\da-f]{8})(?: \[rank=(?P<rank>\d+)\])? \|\| ?",  # Determined
         r"std(?:err|out) F ",  # containerd's files
         r"\[(?!rank\d)(?P<role>[a-z_]+?)(?P<local>\d+)\]: ?",  # torchrun --tee
         r"\[rank(?P<rank>\d+)\]: ?",  # torch

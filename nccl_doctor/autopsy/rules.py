@@ -129,7 +129,7 @@ def _gpu_error(job: JobEnd) -> Finding | None:
 
 def _all_interrupted(job: JobEnd) -> Finding | None:
     """KeyboardInterrupt on every rank, or a signal that the launcher got, comes from outside."""
-    signalled = job.all("signalled")
+    signalled = [] if _srun_reacts(job) else job.all("signalled")
     interrupted = [rank for rank in job.ranks.values() if _is_interrupt(rank)]
     others = [rank for rank in job.ranks.values() if rank.own and not _is_interrupt(rank)]
     if others or not (signalled or (len(interrupted) > 1 and len(interrupted) >= job.size - 1)):
@@ -149,6 +149,15 @@ def _all_interrupted(job: JobEnd) -> Finding | None:
         usual = Counter(frames.values()).most_common(1)[0][0]
         words += f"; {numbered('rank', odd)} was at {frames[odd[0]]}, the others at {usual}"
     return _found(kinds.JOB_STOPPED, words, [], at)
+
+
+def _srun_reacts(job: JobEnd) -> bool:
+    """True if a task failed before launchers got a signal: srun then ends the others by one."""
+    failed = [at for message, at in job.all("task-ended") if "exit code" in message.values["how"]]
+    signalled = [at for _, at in job.all("signalled")]
+    return bool(failed and signalled) and all(
+        at.source == failed[0].source and at.number > failed[0].number for at in signalled
+    )
 
 
 def _cancelled(job: JobEnd) -> Finding | None:

@@ -38,6 +38,8 @@ TEXT = "Killed process 7"
         ("2026-11-27T10:00:00.123456789Z [rank1]: ", LineOrigin(rank=1)),
         ("2026-11-27T10:00:00.123456789Z stderr F [rank1]: ", LineOrigin(rank=1)),
         ("[2026-11-27 10:00:00,123] ", LineOrigin()),
+        ("[2024-02-27T21:35:32.106Z] fa88a9df || ", LineOrigin(host="fa88a9df")),
+        ("[2024-02-27T21:35:32.106Z] fa88a9df [rank=3] || ", LineOrigin(rank=3, host="fa88a9df")),
         ("\r 50%|#####     | 1/2\r", LineOrigin()),
     ],
 )

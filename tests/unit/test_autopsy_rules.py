@@ -290,6 +290,19 @@ def test_deepspeed_says_how_one_process_ended(code: int, expected: str) -> None:
     assert said(found(text + raised(2, "KeyError: 'a'") + end)) == ("rank-raised", (2,), CERTAIN)
 
 
+def test_launchers_that_srun_ends_as_a_task_failed_are_not_stopped_from_outside() -> None:
+    failed = "srun: error: n1: task 1: Exited with exit code 1\nsrun: Terminating StepId=9.1\n"
+    got = "WARNING:torch.distributed.elastic.agent.server.api:Received 15 death signal, shutting\n"
+    assert said(found(got + failed))[:1] == ("job-stopped",)  # scancel: torchrun then ends with 1
+    closed = (
+        'Traceback (most recent call last):\n  File "/opt/venv/bin/torchrun", line 8, in <module>\n'
+        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError\n"
+    )
+    assert said(found(closed + failed + got))[:1] == ("cause-not-told",)
+    own = raised(1, "KeyError: 'a'")
+    assert said(found(own + failed + got))[:2] == ("rank-raised", (1,))
+
+
 def test_who_does_not_react_to_sigterm_stood_still() -> None:
     text = waited(0, 2, 3) + "Unable to shutdown process 1001 via 15, forcefully exiting via 9"
     cause = found(text + "\n" + block({0: 1, 1: -9, 2: 1, 3: 1}, root=0))
