@@ -204,6 +204,18 @@ def _own_exception(job: JobEnd) -> Finding | None:
     return _raised(first, same)
 
 
+def _out_of_gpu_memory(job: JobEnd) -> Finding | None:
+    """NCCL has no memory on a GPU, and says whose process it is: the exceptions follow from it."""
+    for message, at in job.all("nccl-memory"):
+        values = message.values
+        known = job.pids.get(int(values["pid"]))
+        words = f"NCCL found no memory on GPU {values['gpu']} for process {values['pid']}"
+        ranks = [] if known is None else [job.rank(known)]
+        found = _found(kinds.GPU_OUT_OF_MEMORY, words, ranks, at)
+        return found.replaced(where=found.where | Where(hosts=(values["host"],)))
+    return None
+
+
 def _not_started(job: JobEnd) -> Finding | None:
     """Python does not find the program of the ranks, and ends without an exception."""
     if not job.all("not-started"):
@@ -557,6 +569,7 @@ RULES: Sequence[Rule] = (
     _cancelled,
     _gpu_shared,
     _own_exception,
+    _out_of_gpu_memory,
     _not_started,
     _stood_still,
     _ended_by_signal,

@@ -303,6 +303,23 @@ def test_launchers_that_srun_ends_as_a_task_failed_are_not_stopped_from_outside(
     assert said(found(own + failed + got))[:2] == ("rank-raised", (1,))
 
 
+@pytest.mark.parametrize("failure", ["'out of memory'", "2 'out of memory'"])
+def test_nccl_says_which_process_has_no_memory_on_its_gpu(failure: str) -> None:
+    log = (
+        "gpu7:1001:3066048 [0] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by "
+        "remote peer gpu7-ib<51159>\n"
+        f"gpu7:1002:3066152 [3] include/alloc.h:178 NCCL WARN Cuda failure {failure}\n"
+    )
+    cause = found(log + lost(0, 1))
+    assert (cause.code, cause.where.hosts, cause.where.ranks) == (
+        "gpu-out-of-memory",
+        ("gpu7",),
+        (),
+    )
+    assert "GPU 3 for process 1002" in cause.message
+    assert said(found(log + lost(0, 1) + block({0: 1, 1: 1, 2: 1}, root=0)))[1] == (2,)
+
+
 def test_who_does_not_react_to_sigterm_stood_still() -> None:
     text = waited(0, 2, 3) + "Unable to shutdown process 1001 via 15, forcefully exiting via 9"
     cause = found(text + "\n" + block({0: 1, 1: -9, 2: 1, 3: 1}, root=0))
