@@ -91,6 +91,8 @@ def run_kept(command: Sequence[str], folder: Path, silence: Silence | None = Non
     status = _pass_on(pid, streams, silence)
     for stream in streams:
         stream.file.close()
+    while (info := signal.sigtimedwait(_SIGNALS, 0)) is not None:
+        end.sent_on.append(info.si_signo)  # the thread had no time to take it: it was the command's
     signal.pthread_sigmask(signal.SIG_SETMASK, before)  # what follows may be interrupted
     end.code, end.seconds = os.waitstatus_to_exitcode(status), time.monotonic() - started
     return end

@@ -74,7 +74,7 @@ def test_an_engine_with_another_world_size_hangs_the_side_group_alone(tmp_path: 
     ranks = Ranks(tmp_path, 3, WEIGHT_SYNC, changes=changes)
     in_time(ranks.wait(90), 2, 1)
     (root,) = ranks.report()["root_causes"]
-    assert (root["code"], root["where"]["ranks"]) == ("group-init-hang", [0, 2])
+    assert (root["code"], root["where"]["ranks"]) == ("group-init-hang", [0, 2]), root
     assert "side (unbound)" in root["message"]
     assert found_codes(ranks.report()) == {"group-init-hang"}
 
