@@ -64,20 +64,19 @@ def _parts_of(attempts: Attempts, variant: str) -> dict[str, list[Attempt]]:
 def _parts(attempt: Attempt) -> list[Attempt]:
     """The two groups of one round; if it hangs, only the one that rank 0 is stuck in.
 
-    Only rank 0 is in both: members stuck in the other group wait for it. If a member is to blame,
-    or raised an error, both groups are judged together.
+    Only rank 0 is in both: members stuck in the other group wait for it, or lose it where it is
+    killed before them. If a member is to blame, or raised an error of its own, both groups are
+    judged together.
     """
     ours, side = side_group_names(attempt.name)
     members = attempt.members
-    ended = {member.outcome.status for member in members}
-    alone = len(members) < 2 or not ended <= {OutcomeStatus.OK, OutcomeStatus.HUNG}
-    if alone or attempt.has_culprit:
+    if len(members) < 2 or not (attempt.is_good or attempt.is_unexplained):
         # The store of the side group is another one, with an address that the error shows.
         return [replace(attempt, name=f"weight-sync ({attempt.name})", roads={})]
     both = {ours: members[:-1], side: (members[0], members[-1])}
     if attempt.stuck:
-        crumbs = attempt.stuck[0].outcome.breadcrumbs  # members stand in order of rank
-        name = str(crumbs[-1].get("group", "")) if crumbs else ""
+        at = next(m.outcome for m in members if m.outcome.status is not OutcomeStatus.OK)
+        name = str(at.breadcrumbs[-1].get("group", "")) if at.breadcrumbs else ""
         return [Attempt(name, both.get(name, members))]
     return [
         Attempt(name, tuple(_only(member, name) for member in group))

@@ -217,6 +217,19 @@ def test_a_side_group_that_never_forms_blames_its_two_ends_and_no_other_trainer(
     only(CHECK, made, "group-init-hang", hosts=["nd0", "nd1"], ranks=[0, 3])
 
 
+@pytest.mark.parametrize("lost", [(1,), (2,), (1, 2), (0, 1, 2)])
+def test_trainers_that_lose_rank_0_at_the_deadline_are_not_blamed(lost: tuple[int, ...]) -> None:
+    """Rank 0 waits in the side group; where it is killed first, a trainer loses its connection."""
+    side = stuck("init_process_group", "side (unbound)")
+    waits = stuck("all_reduce", "trainers (unbound)")
+    ended = {0: side, 1: waits, 2: waits, 3: side}
+    for rank in lost:
+        words = "RuntimeError: Connection closed by peer [127.0.0.1]:42105"
+        ended[rank] = replace(ended[rank], status=OutcomeStatus.RAISED, reason=words)
+    made = cluster(backend="gloo", unbound=ended)
+    only(CHECK, made, "group-init-hang", hosts=["nd0", "nd1"], ranks=[0, 3])
+
+
 def test_trainers_that_hang_among_themselves_leave_the_engine_alone() -> None:
     """It waits to be told where the store is; that is no fault of its own."""
     trainer = stuck("init_process_group", "trainers (unbound)")
