@@ -13,7 +13,7 @@ from importlib.metadata import version
 from tests.lab.corpus import Case, blind
 from tests.lab.corpus.figures import Figures, figures
 from tests.lab.corpus.runs import Result
-from tests.lab.corpus.stock import BACKEND, STOCK_CAP_S, Stock
+from tests.lab.corpus.stock import BACKEND, STOCK_CAP_S, TRIES, Stock
 from tests.lab.lab import TOTAL_S
 
 JOIN_S = 10.0
@@ -191,7 +191,9 @@ def page(
         f"a host that nothing was done to. Plain torchrun ({BACKEND}, static rendezvous, then "
         "all-reduce, all-gather, all-to-all, broadcast and barrier in two groups, send and receive "
         f"between every two ranks) is stopped after {STOCK_CAP_S:g} s; the table shows the first "
-        "line on any host that reports a problem. Calibration: whether the answer is a failure, "
+        "line on any host that reports a problem; where it runs and the answer is a failure, it is "
+        f"tried up to {TRIES} times, and the first that does not run is shown. Calibration: "
+        "whether the answer is a failure, "
         f"and whether that job runs all the same. The job of every record is one of {BACKEND}: it "
         "connects each pair of ranks in one direction only, so that some one-way faults, which "
         "stop NCCL, are warnings here. Faults that begin during the run are not tried. The records "
