@@ -30,7 +30,7 @@ the whole job, is not seen here (checks `firewall`, `links`). What InfiniBand or
 by check `rdma_errors`. The segments that the other side had already (D-SACK) are not counted.
 Thresholds: 5 segments and 0.5 % lost in both tries, 2 of them in the second one, or 10 segments and
 10 % in the first. A job that is only slow is a warning: it is a failure where 10 % and more are
-lost, and somebody was not heard, or a group of the ranks did not come to its end. Groups get 15 s
+lost, and somebody was not heard, or a group of the ranks did not come to its end. Groups get 40 s
 more on such roads. With two hosts, a fault of a host cannot be told from one of the link.
 
 References

@@ -53,8 +53,10 @@ def _install(version: str, folder: Path) -> None:
         if version != _LIBRARIES_OF[cuda]:
             python_of(_LIBRARIES_OF[cuda])
         else:
-            bare = (str(each).partition(";")[0].strip() for each in needed)
-            pip("install", "--no-cache-dir", "--upgrade", "--target", str(libraries), *bare)
+            bare = [str(each).partition(";")[0].strip() for each in needed]
+            more = ["nvidia-curand"] if cuda == "cu13" else []  # torch 2.15 is without, 2.14 is not
+            folder_of = ("--no-cache-dir", "--upgrade", "--target", str(libraries))
+            pip("install", *folder_of, *bare, *more)
         _link(libraries, site)
     ours = sysconfig.get_path("purelib")
     (site / "tests.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
@@ -80,7 +82,8 @@ def _unpack(version: str, site: Path) -> list[Requirement]:
 
 
 def _link(libraries: Path, site: Path) -> None:
-    for entry in libraries.iterdir():
+    before_nvidia = libraries / "nvidia" / "cusparselt"  # torch 2.6 looks for it outside of nvidia/
+    for entry in (*libraries.iterdir(), before_nvidia):
         target = site / entry.name
         if not target.exists() and entry.name != "bin":
             target.symlink_to(entry)

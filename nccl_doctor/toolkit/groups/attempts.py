@@ -20,7 +20,7 @@ from nccl_doctor.toolkit.groups.lagging import lagging
 from nccl_doctor.toolkit.groups.mixups import own_collective, was_cut_off
 from nccl_doctor.toolkit.groups.strays import MADE, astray
 from nccl_doctor.toolkit.hosts import road_to_master
-from nccl_doctor.toolkit.peers.loss import roads_are_slow
+from nccl_doctor.toolkit.peers.loss import loses_heavily, roads_are_slow
 
 CONNECT = "connect to the store"
 ENTRY = "init_process_group"
@@ -251,6 +251,10 @@ _GLOO_S = 2.0
 """Seconds in which a group of gloo surely forms on a busy host too; on a quiet one it takes 0.1."""
 _SLOW_ROADS_S = 15.0
 """Seconds more where roads are slow: TCP sends a SYN again after 1, 3, 7 and 15 s (RFC 6298)."""
+_HEAVY_LOSS_S = 40.0
+"""The same where a tenth and more is lost: the job still runs there. With a quarter of what one of
+three hosts sends lost, plain torchrun is done 22 s later (torch 2.13, gloo), with a third 50 s.
+"""
 _COMMUNICATOR_S = 6.0
 """Seconds for one more communicator, if none was measured (nccl issue 534: 7 in 31 to 42 s)."""
 _RANKS_PER_S = 200
@@ -285,6 +289,8 @@ def _attempt_deadline(cluster: Cluster, communicators: int) -> float:
 
 def _roads_s(cluster: Cluster) -> float:
     """Seconds more that a group needs on slow roads."""
+    if loses_heavily(cluster):
+        return _HEAVY_LOSS_S
     return _SLOW_ROADS_S if roads_are_slow(cluster) else 0.0
 
 
