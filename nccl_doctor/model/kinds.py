@@ -97,7 +97,7 @@ COORDINATOR_LOST = Kind(
     why="These findings come from this host alone; it was not compared with the other hosts.",
     fix="read the report of rank 0, and the findings about MASTER_ADDR and MASTER_PORT here",
     severity=Severity.WARN,
-    effects=(Effect.LOSS,),
+    effects=(Effect.LOSS, Effect.TIMED_OUT),
 )
 
 STORE_LOST = Kind(

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import ALONE, Cluster, Confidence, Effect, Finding, Severity
+from nccl_doctor.api import ALONE, Cluster, Confidence, Effect, Finding, Severity, Where
 from nccl_doctor.checks.master_addr import MasterAddr
+from nccl_doctor.judge.causes import explain
+from nccl_doctor.model.kinds import COORDINATOR_LOST
 from nccl_doctor.toolkit.net.names import LookUp
 from tests.support.clusters import change_rank, make_cluster, outcome, shut_out, with_round
 from tests.support.findings import judge
@@ -439,6 +441,15 @@ def test_look_ups_that_are_slow_twice():
     found = only(cluster_of({"nd0": facts("nd0"), "nd1": facts("nd1", reverse=reverse)}))
     assert (place(found), found.level) == (("dns-slow", ("nd1",)), Severity.WARN)
     assert ND0 in found.message
+
+
+def test_slow_look_ups_explain_that_a_host_signed_in_too_late():
+    reverse = [look(ND0, took=(4.0, 3.0))]
+    cluster = cluster_of({"nd0": facts("nd0"), "nd1": facts("nd1", reverse=reverse)})
+    late = Finding(COORDINATOR_LOST, "signed in too late", Where(links=(("nd1", "nd0"),)))
+    found = explain([only(cluster), late], cluster)
+    causes = {each.code: each.explained_by for each in found}
+    assert causes == {"dns-slow": None, "coordinator-lost": "dns-slow"}
 
 
 def test_torch_asks_for_ipv6_first_which_etc_hosts_does_not_have():
