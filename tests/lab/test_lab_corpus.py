@@ -32,11 +32,11 @@ def chosen(cases: tuple[Case, ...]) -> list[Case]:
 def test_cause_and_place(make_lab: Callable[..., Lab], case: Case) -> None:
     join_s = JOIN_S if case.waits else PATIENCE_S
     result = run(case, join_s)
-    if not result.score.is_right and BUSY_HOST in result.text:
+    if not result.score.is_right_everywhere and BUSY_HOST in result.text:
         # A host that had no processor came after the others were counted: wait longer for it.
         join_s *= 2
         result = run(case, join_s)
-    assert result.score.is_right, f"{result.score}\n{result.text}"
+    assert result.score.is_right_everywhere, f"{result.score}\n{result.text}"
     assert None not in result.codes, result.text
     assert set(result.codes) == {1}, result.text
     assert result.leftovers == (), result.text
@@ -47,7 +47,7 @@ def test_cause_and_place(make_lab: Callable[..., Lab], case: Case) -> None:
 @pytest.mark.parametrize("case", chosen(load().healthy), ids=lambda case: str(case.id))
 def test_nothing_above_info(make_lab: Callable[..., Lab], case: Case) -> None:
     result = run(case, PATIENCE_S)
-    assert result.score.is_right, f"{result.score}\n{result.text}"
+    assert result.score.is_right_everywhere, f"{result.score}\n{result.text}"
     assert set(result.codes) == {0}, result.text
     assert result.leftovers == (), result.text
 
