@@ -97,6 +97,8 @@ def test_what_is_there_is_opened_as_its_reader_opens_it(tmp_path: Path) -> None:
         "NCCL_DEBUG_FILE": "/logs/%h/nccl.%p",
         "NCCL_TOPO_DUMP_FILE": "/none/dump.xml",
         "TORCH_FR_DUMP_TEMP_FILE": "/logs/rank_",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/none/rank_",
+        "NCCL_INSPECTOR_DUMP_DIR": "/none/inspector",
         "UCX_LOG_FILE": "stderr",
         "UCX_CONFIG_DIR": "/logs",
     }
@@ -108,6 +110,8 @@ def test_what_is_there_is_opened_as_its_reader_opens_it(tmp_path: Path) -> None:
         "NCCL_TUNER_CONFIG_PATH": os.strerror(21),
         "NCCL_DEBUG_FILE": no_file,
         "NCCL_TOPO_DUMP_FILE": no_file,
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": no_file,
+        "NCCL_INSPECTOR_DUMP_DIR": no_file,
         "UCX_CONFIG_DIR": no_file,
     }
     assert found["NCCL_TOPO_FILE"].keys() == {"name", "path", "use", "digest"}
