@@ -217,6 +217,8 @@ def unusable(view: View, views: Sequence[View], master: View | None) -> Iterator
         launch = view.rank.launch
         if view.meant:
             fix = Fix(*start_with([view.rank], "master_addr", view.meant, On.HERE))
+        elif "%" in name:
+            fix = _address_of_rank_0(view, "an address of rank 0's host without a zone", address)
         elif launch and launch.agent_store and launch.launcher != "ray":
             # With the c10d rendezvous it is the name that rank 0's agent found for itself.
             steps = fix.steps if isinstance(fix, Fix) else ()
@@ -251,9 +253,9 @@ def _for_literal(view: View) -> Fix:
     return Fix(text="give this host an IPv6 route", alternatives=[other])
 
 
-def _address_of_rank_0(view: View, note: str) -> Fix:
-    """The fix that puts another address, not known here, where this host has MASTER_ADDR from."""
-    steps = start_with([view.rank], "master_addr", "ADDRESS", On.EVERY)
+def _address_of_rank_0(view: View, note: str, address: str = "") -> Fix:
+    """The fix that puts another address, if it is known, where this host has MASTER_ADDR from."""
+    steps = start_with([view.rank], "master_addr", address or "ADDRESS", On.EVERY)
     return Fix(*(replace(step, note=note) for step in steps))
 
 

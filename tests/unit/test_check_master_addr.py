@@ -182,6 +182,13 @@ def test_env_takes_no_brackets(name: str):
     assert "/etc/hosts" not in in_full(found.fix)
 
 
+def test_an_address_with_a_zone_is_never_proposed():
+    name = "[fe80::1%eth0]"
+    found = only(view_of_nd1(facts("nd1", name=name, master=look(name), reverse=[])))
+    assert place(found) == ("addr-unresolvable", ("nd1",))
+    assert "%" not in in_full(found.fix)
+
+
 # -- loopback ------------------------------------------------------------------------------------
 
 

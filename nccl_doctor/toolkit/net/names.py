@@ -170,10 +170,11 @@ def _name_of(address: str) -> tuple[str, ...]:
 
 def meant_address(name: str) -> str:
     """An address as the resolver takes it, for one in brackets or with zeros that make a part
-    octal; else empty.
+    octal; else empty. An address with a zone is none that torch can use: its clients time out at
+    `::1%lo` (2.13).
     """
     if name[:1] == "[" and name[-1:] == "]":
-        return name[1:-1]
+        return "" if "%" in name else name[1:-1]
     parts = name.split(".")
     if len(parts) != 4 or not all(map(str.isdecimal, parts)):
         return ""
