@@ -1,4 +1,4 @@
-"""Lines and hostfiles of older DeepSpeed, read as their own launcher reads them.
+"""Lines and files of older releases of DeepSpeed and accelerate, read as their own launcher does.
 
 The tests that hold our readers against the installed release run again with each of these in its
 place.
@@ -15,23 +15,32 @@ import pytest
 from tests.support.wheels import installed
 from tests.torches.forms import run
 
-RELEASES = ("0.14.5", "0.15.4", "0.16.9", "0.17.6", "0.18.9")
+DEEPSPEED = ("0.14.5", "0.15.4", "0.16.9", "0.17.6", "0.18.9")
+ACCELERATE = ("1.8.1", "1.12.0")
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = ("tests/unit/test_command_line_truth.py", "-k", "deepspeed")
+TESTS = "tests/unit/test_command_line_truth.py"
 
 pytestmark = pytest.mark.wide
 
 
-@pytest.mark.parametrize("release", RELEASES)
-def test_its_lines_are_read_as_it_reads_them(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("launcher", "release"),
+    [
+        *(("deepspeed", release) for release in DEEPSPEED),
+        *(("accelerate", release) for release in ACCELERATE),
+    ],
+)
+def test_its_lines_are_read_as_it_reads_them(
+    launcher: str, release: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DS_BUILD_OPS", "0")
     options = ("--no-deps", "--no-build-isolation", "--upgrade", "--target")
-    folder = installed(f"deepspeed=={release}", *options)
+    folder = installed(f"{launcher}=={release}", *options)
     paths = os.pathsep.join([str(ROOT), str(folder)])
-    asks = "import deepspeed; print(deepspeed.__version__)"
+    asks = f"import {launcher}; print({launcher}.__version__)"
     _, told = run([sys.executable, "-c", asks], more={"PYTHONPATH": paths})
     assert release in told.splitlines()[-1]
-    argv = [sys.executable, "-m", "pytest", "-q", "-n", "0", *TESTS]
+    argv = [sys.executable, "-m", "pytest", "-q", "-n", "0", TESTS, "-k", launcher]
     code, told = run(argv, more={"PYTHONPATH": paths})
     assert code == 0, told
     assert "skipped" not in told.splitlines()[-1]
