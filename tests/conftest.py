@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nccl_doctor.observe.child import BUSY_HOST
 from nccl_doctor.system.helpers import leave_by
 from tests.support.huge_pages import fill_holes, use_huge_pages
 from tests.support.lazy import note_slow
@@ -52,6 +53,9 @@ _SHARE = 0.9
 """Heavy tests are spread over so much of the others, so that no worker begins its last one late."""
 _ALONE = () if may_go_first() else ("test_cli_quick", "test_lab_links", "test_group_speed")
 """Modules that measure speed: nothing else runs beside them, where they may not run before others.
+"""
+_AGAIN_IF_BUSY = pytest.mark.flaky(reruns=1, only_rerun=BUSY_HOST)
+"""A run that could not be completed as other tests had the processors says so: it gets another try.
 """
 _TORCHES = 3
 """Workers that import torch: each spends seconds and some hundred MB on it."""
@@ -103,6 +107,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.xdist_group("alone"))
     rest = [item for item in items if not _is_alone(item)]
     heavy = [item for item in rest if _place(item.path)[1] in _HEAVY]
+    for item in heavy:
+        item.add_marker(_AGAIN_IF_BUSY)
     light = [item for item in rest if _place(item.path)[1] not in _HEAVY]
     modules = [list(group) for _, group in groupby(light, key=lambda item: item.path)]
     modules.sort(key=lambda items: not any(map(_goes_together, items)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch.distributed  # noqa: F401  a CUDA build takes seconds, which no time-out here counts
 
 from nccl_doctor.gather import server
 from nccl_doctor.system import forks
