@@ -134,8 +134,8 @@ class JobEnd:
     """End of a job, by all of its consoles.
 
     `loose` are exceptions of ranks that are not known, `launcher` those of launchers. `told` are
-    messages by their names, `pids` ranks by their processes. `lists_all`: torchrun lists every rank
-    that failed.
+    messages by their names, `pids` ranks by their processes, `launched` the names of consoles in
+    which a launcher says how ranks ended. `lists_all`: torchrun lists every rank that failed.
     """
 
     ranks: dict[int, RankEnd] = field(default_factory=dict)
@@ -143,6 +143,7 @@ class JobEnd:
     launcher: list[Ended] = field(default_factory=list)
     told: dict[str, list[tuple[Message, Line]]] = field(default_factory=dict)
     pids: dict[int, int] = field(default_factory=dict)
+    launched: set[str] = field(default_factory=set)
     lists_all: bool = False
 
     def rank(self, number: int) -> RankEnd:
@@ -189,7 +190,6 @@ class _JobMaker:
         self._by_local: list[tuple[str, int, int, str]] = []
         self._agents = False
         self._seen: dict[str, set[int]] = {}
-        self._launched: set[str] = set()
 
     def take(self, source: Source, items: Iterable[Stack | Told]) -> None:
         """Take what one console says."""
@@ -224,7 +224,7 @@ class _JobMaker:
                 self._launcher_says(source, message)
             if ended.raised.of_launcher or ended.says("launcher", "spawn-ended"):
                 job.launcher.append(ended)
-                self._launched.add(source.name)
+                self._job.launched.add(source.name)
         for name, local, code, pid in self._by_local:
             number = self._rank_at(name, local)
             if number is None and not self._locals:  # no block tells the rank: of one host, it is
@@ -265,12 +265,12 @@ class _JobMaker:
         Where no launcher speaks, and the names end in the numbers from 0 on, these are the ranks,
         unless the text of one of them says another rank.
         """
-        names = [name for name in self._seen if name not in self._launched]
+        names = [name for name in self._seen if name not in self._job.launched]
         known = {name: min(self._seen[name]) for name in names if len(self._seen[name]) == 1}
         numbers = {name: re.findall(r"\d+", name) for name in names}
         last = {name: int(found[-1]) for name, found in numbers.items() if found}
         same = all(last.get(name) == rank for name, rank in known.items())
-        if not same or self._launched or sorted(last.values()) != [*range(len(names))]:
+        if not same or self._job.launched or sorted(last.values()) != [*range(len(names))]:
             return known
         return {name: rank for name, rank in last.items() if len(self._seen[name]) <= 1}
 
@@ -328,10 +328,10 @@ class _JobMaker:
                 local, pid = int(values["local"]), values["pid"]
                 self._by_local.append((source.name, local, int(values["code"]), pid))
                 job.lists_all |= int(values.get("api", "0")) >= _LISTS_ALL_FROM
-                self._launched.add(source.name)
+                self._job.launched.add(source.name)
             case "terminates":
                 self._agents = True
-                self._launched.add(source.name)
+                self._job.launched.add(source.name)
             case "watchdog" | "progress":
                 said = values.get("rank") if told.origin.rank is None else str(told.origin.rank)
                 if said is not None:
@@ -366,7 +366,7 @@ class _JobMaker:
                 self._ends(_within(values["rank"]), None, values["pid"])
             case _:
                 return
-        self._launched.add(source.name)
+        self._job.launched.add(source.name)
 
     def _ends(self, number: int, code: int | None, pid: str = "") -> None:
         """Note how a rank ended; the first end counts, as later ones are those of a restart."""

@@ -451,6 +451,21 @@ def _not_in_a_collective(job: JobEnd) -> Finding | None:
     return _found(kinds.LOADER_STALLED, words, ranks, at, confidence=Confidence.LIKELY)
 
 
+def _one_host_silent(job: JobEnd) -> Finding | None:
+    """A host whose launcher has started ranks and says no more is gone, where others lost ranks."""
+    if not job.launched or not any(rank.is_victim for rank in job.ranks.values()):
+        return None
+    speak = {each.at.source.name for rank in job.ranks.values() for each in rank.ended}
+    quiet = {at.source.name: at for _, at in job.all("starts")}
+    for name in (job.launched | speak) & quiet.keys():
+        del quiet[name]
+    if len(quiet) != 1:
+        return None
+    ((name, at),) = quiet.items()
+    words = f"no rank failed in {name}, and its launcher does not say that they ended"
+    return _found(kinds.HOST_SILENT, words, [], at, confidence=Confidence.LIKELY)
+
+
 def _only_silent(job: JobEnd) -> Finding | None:
     """The one rank without any exception is waited for, where all others time out."""
     timed, silent = _timed_out(job), job.silent
@@ -587,6 +602,7 @@ RULES: Sequence[Rule] = (
     _ended_well_first,
     _behind,
     _not_in_a_collective,
+    _one_host_silent,
     _only_silent,
     _ended_with_1,
     _only_one_gone,

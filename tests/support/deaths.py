@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from tests.ranks.ranks import BASE, free_port
 from tests.support import dying_job
@@ -17,6 +19,12 @@ from tests.support import dying_job
 LIMIT_S = 90
 LAUNCHERS = ("torchrun", "log-dir", "two-nodes", "one-node", "accelerate", "plain")
 """How a job is started, and which of its text is kept; one-node: only that of the struck one."""
+_TWO_NODES = ("two-nodes", "one-node")
+_OF_A_FAULT = {
+    "launcher-terminated": [each for each in LAUNCHERS if each != "plain"],
+    "host-lost": ["two-nodes"],
+}
+"""Fault → the launchers with which it can be."""
 
 _EXITS = {"rank-exited", "rank-silent"}
 _LATE = {"loader-stalled", "collective-missing"}
@@ -39,6 +47,7 @@ CODES: Mapping[str, set[str]] = {
     "barrier": {"loader-stalled"},
     "thread": {"rank-raised", "loader-stalled"},
     "disk-full": {"storage-full"},
+    "host-lost": {"rank-silent"},
     "launcher-terminated": {"job-stopped"},
     "skips": {*_LATE, "collective-mismatch", "rank-ended-early", "rank-silent"},
     "other-operation": {"collective-missing", "collective-mismatch"},
@@ -49,6 +58,7 @@ CODES: Mapping[str, set[str]] = {
 
 NOT_IN_THE_TEXT = {"skips", "other-operation", "other-size", "crossed"}
 """Faults of which the text of gloo does not tell whose they are."""
+_OF_NO_RANK = {"launcher-terminated", "host-lost"}
 
 
 @dataclass(frozen=True)
@@ -66,13 +76,13 @@ class Death:
 
     @property
     def culprits(self) -> list[int]:
-        """Ranks that are to be named."""
-        return [] if self.fault == "launcher-terminated" else [self.struck]
+        """Ranks that are to be named; no text tells which ones a lost host has."""
+        return [] if self.fault in _OF_NO_RANK else [self.struck]
 
     @property
     def is_told(self) -> bool:
         """True if a careful reader of the text can know the rank."""
-        if self.fault in NOT_IN_THE_TEXT or self.fault == "launcher-terminated":
+        if self.fault in NOT_IN_THE_TEXT or self.fault in _OF_NO_RANK:
             return False
         return not (self.launcher == "plain" and self.fault in ("stopped", "thread"))
 
@@ -84,10 +94,8 @@ def drawn(seed: int, number: int) -> Iterator[Death]:
     for _ in range(number):
         faults = faults or dice.sample(sorted(CODES), len(CODES))
         fault = faults.pop()
-        with_parent = [each for each in LAUNCHERS if each != "plain"]
-        launchers = with_parent if fault == "launcher-terminated" else LAUNCHERS
-        launcher = dice.choice(launchers)
-        ranks = 4 if launcher in ("two-nodes", "one-node") else dice.choice((2, 3, 4, 4, 6))
+        launcher = dice.choice(_OF_A_FAULT.get(fault, LAUNCHERS))
+        ranks = dice.choice((4, 4, 8) if launcher in _TWO_NODES else (2, 3, 4, 6, 16))
         yield Death(fault, dice.randrange(ranks), dice.randrange(1, 4), ranks, launcher)
 
 
@@ -102,7 +110,7 @@ def consoles_of(death: Death, folder: Path) -> list[Path]:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": ranks}
         envs = [{**env, **place, "RANK": str(rank)} for rank in range(death.ranks)]
         return _run(lines, envs, [folder / f"rank{rank}.log" for rank in range(death.ranks)])
-    if death.launcher in ("two-nodes", "one-node"):
+    if death.launcher in _TWO_NODES:
         half = str(death.ranks // 2)
         at = ["--nnodes", "2", "--nproc-per-node", half, "--master-addr", "127.0.0.1"]
         at += ["--master-port", port]
@@ -126,7 +134,7 @@ def _run(
 ) -> list[Path]:
     """Start the lines together, each with its output in a file, and wait until all have ended.
 
-    What is stopped, and holds up the end of a job without a launcher, is ended after the others.
+    What is stopped is not waited for, and ended after the others.
     """
     children = []
     for line, env, log in zip(lines, envs, logs, strict=True):
@@ -136,16 +144,19 @@ def _run(
                     line, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
                 )
             )
-    limit_s: float = LIMIT_S
-    for child, log in zip(children, logs, strict=True):
-        try:
-            child.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            limit_s = 0.1
-        if log.name.startswith("rank"):  # without a launcher, the others end by themselves
-            limit_s = min(limit_s, 3 * dying_job.TIMEOUT_S)
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline and any(map(_is_running, children)):
+        time.sleep(0.1)
+        if logs[0].name.startswith("rank") and not all(map(_is_running, children)):
+            # Without a launcher, the others end by themselves.
+            deadline = min(deadline, time.monotonic() + 3 * dying_job.TIMEOUT_S)
     for child in children:
         if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
+            for each in (psutil.Process(child.pid), *psutil.Process(child.pid).children(True)):
+                each.kill()
             child.wait()
     return [*logs]
+
+
+def _is_running(child: subprocess.Popen[bytes]) -> bool:
+    return child.poll() is None and psutil.Process(child.pid).status() != psutil.STATUS_STOPPED

@@ -13,6 +13,8 @@ import threading
 import time
 from datetime import timedelta
 
+import psutil
+
 TIMEOUT_S = 3.0
 STEPS = 6
 
@@ -84,9 +86,19 @@ def strike(fault: str) -> None:
         time.sleep(60)
     elif fault == "disk-full":
         torch.save(torch.ones(1 << 20), "/dev/full")
+    elif fault == "host-lost":
+        stop_host()
     elif fault == "launcher-terminated":
         os.kill(os.getppid(), signal.SIGTERM)
         time.sleep(60)
+
+
+def stop_host() -> None:
+    """Stop the launcher and all its ranks, this one last: nothing closes a connection."""
+    launcher = psutil.Process(os.getppid())
+    ranks = [each for each in launcher.children(recursive=True) if each.pid != os.getpid()]
+    for each in (launcher, *ranks, psutil.Process()):
+        each.suspend()
 
 
 SIGNALS = {

@@ -764,3 +764,39 @@ def test_an_exception_without_a_rank_is_of_the_host_in_whose_text_it_is() -> Non
     for texts in ((first, second), (second, first)):
         assert said(found(*texts)) == ("rank-raised", (3,), CERTAIN)
     assert said(found(first + second))[:2] == ("rank-raised", ())
+
+
+STARTS = "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default\n"
+ENDS = "E1129 api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 1000) of binary: python\n"
+
+
+@pytest.mark.parametrize("told", [waited(0, 1), lost(0, 1)])
+def test_a_host_whose_launcher_says_no_more_is_gone(told: str) -> None:
+    other = STARTS + told + ENDS + block({0: 1, 1: -15}, root=0)
+    cause = found(other, STARTS + "step 3 loss 0.3\n")
+    assert said(cause) == ("rank-silent", (), LIKELY)
+    assert "consoleb.log, line 1" in cause.message
+    assert cause.evidence["rule"] == "one host silent"
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        STARTS + waited(2) + ENDS + block({2: 1, 3: -15}, root=2),  # it says how its ranks ended
+        STARTS + waited(2, 3),  # cut off, but its ranks speak
+        "[12.1] eth0: link is up\n",  # no console of a job
+    ],
+)
+def test_a_host_that_says_something_is_not_gone(second: str) -> None:
+    other = STARTS + waited(0, 1) + ENDS + block({0: 1, 1: -15}, root=0)
+    assert found(other, second).code != "rank-silent"
+
+
+def test_of_two_silent_hosts_none_is_named() -> None:
+    other = STARTS + waited(0, 1) + ENDS + block({0: 1, 1: -15}, root=0)
+    assert found(other, STARTS, STARTS).code == "cause-not-told"
+
+
+def test_where_no_rank_lost_another_one_a_silent_host_is_no_cause() -> None:
+    other = STARTS + raised(0, "KeyError: 3") + ENDS + block({0: 1, 1: -15}, root=0)
+    assert found(other, STARTS).code == "rank-raised"
