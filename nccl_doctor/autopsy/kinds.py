@@ -191,8 +191,8 @@ RANK_SILENT = replace(
 )
 HOST_SILENT = RANK_SILENT.variant(
     title="The ranks of one host were gone or stood still, and its text does not say why",
-    why="The ranks of the other hosts lost them, or waited for them. The host lost its power or its "
-    "network, everything on it was stopped or killed, or all its ranks did something else.",
+    why="The ranks of the other hosts lost them, or waited for them. The host lost its power or "
+    "its network, everything on it was stopped or killed, or all its ranks did something else.",
     fix=Fix(
         look(shell("uptime; dmesg -T | tail -n 50"), "on that host, if it answers"),
         alternatives=["ask the scheduler, or the cloud, what became of the node"],
