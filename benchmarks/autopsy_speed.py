@@ -124,7 +124,7 @@ def main() -> int:
         [
             HEADING,
             "",
-            "`python benchmarks/autopsy_speed.py`: seconds of a processor, with the start of Python.",
+            "`python benchmarks/autopsy_speed.py`: seconds of a processor, Python's start with it.",
             "",
             "| input | CPU seconds | memory, MB | exit code | bar |",
             "|---|---|---|---|---|",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -136,10 +137,12 @@ class Wheel:
 def wheels(names: re.Pattern[str]) -> list[Wheel]:
     """Installed distributions whose whole name matches, by name.
 
-    If several have the same name, the first on the path counts, as for an import.
+    If several have the same name, the first on the path counts, as for an import. The one file of
+    `make zipapp` holds no shared library, and the metadata's open file of it ended with a fork.
     """
     found: dict[str, Wheel] = {}
-    for distribution in metadata.distributions():
+    folders = [each for each in sys.path if os.path.isdir(each or ".")]
+    for distribution in metadata.distributions(path=folders):
         name = str(distribution.metadata["Name"] or "")
         if name not in found and names.fullmatch(name):
             files = (file for file in distribution.files or () if _FILE.fullmatch(file.name))

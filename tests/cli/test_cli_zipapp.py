@@ -355,3 +355,20 @@ def test_a_processor_that_it_has_nothing_for_is_left_to_what_is_installed(
 def test_a_plug_in_is_found(explained: Done) -> None:
     assert explained.returncode == 0, explained
     assert "DATASET_DIR" in explained.stdout
+
+
+def test_a_child_looks_for_libraries_though_it_has_closed_the_file(pyz: Path, python: Path) -> None:
+    """Python's metadata keeps an archive open, which a forked child closes with all files."""
+    code = f"""
+import os, re, sys
+sys.path.insert(0, {str(pyz)!r})
+from importlib import metadata
+from nccl_doctor.system.forks import close_others
+from nccl_doctor.toolkit.libraries import wheels
+metadata.entry_points()
+close_others([])
+others = [os.open("/dev/zero", os.O_RDONLY) for _ in range(9)]  # they get the numbers of the closed
+print(wheels(re.compile("click|pip")))
+"""
+    done = run(python, "-c", code)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done
