@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from tests.broken import broken
 from tests.ranks.ranks import Ended, Ranks
@@ -94,6 +96,10 @@ def test_a_trainer_that_gets_wrong_sums_is_named_and_not_the_engine(tmp_path: Pa
     assert (root["code"], root["where"]["ranks"]) == ("collective-wrong-result", [1])
 
 
+@pytest.mark.skipif(
+    Version(metadata.version("torch")) < Version("2.8"),
+    reason="the store without libuv leaves its port open when it ends",
+)
 def test_a_store_that_the_engine_cannot_reach_is_named_with_its_address(tmp_path: Path) -> None:
     """The engine is told of a port at which nobody listens."""
     ranks = Ranks(tmp_path, 3, WEIGHT_SYNC, changes={0: broken("store_ends_at_once")})

@@ -58,6 +58,9 @@ def _install(version: str, folder: Path) -> None:
             folder_of = ("--no-cache-dir", "--upgrade", "--target", str(libraries))
             pip("install", *folder_of, *bare, *more)
         _link(libraries, site)
+    torchrun = folder / "bin" / "torchrun"
+    torchrun.write_text(f"#!{folder}/bin/python\nfrom torch.distributed.run import main\nmain()\n")
+    torchrun.chmod(0o755)
     ours = sysconfig.get_path("purelib")
     (site / "tests.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
     asks = "import torch, sys; sys.stdout.write(torch.__version__)"
