@@ -14,6 +14,7 @@ from tests.lab import slurm
 from tests.lab.lab import Lab
 from tests.lab.reading import check_cause, check_healthy
 from tests.lab.slurm import Slurm
+from tests.support.waiting import comes
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "slurm.md").read_text(encoding="utf-8")
 SCRIPTS = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -41,6 +42,7 @@ def test_slurm(make_lab: Callable[..., Lab]) -> None:
     a_flag_against_srun(cluster)
     a_fault_on_one_host(cluster)
     the_batch_script(cluster)
+    the_job_after_one_that_failed(cluster)
 
 
 def srun_without_any_flag(cluster: Slurm) -> None:
@@ -92,12 +94,8 @@ def the_batch_script(cluster: Slurm) -> None:
     """As on the page, but for the GPUs, and with one task on each host."""
     (script,) = [text for text in SCRIPTS if "#SBATCH" in text]
     script = script.replace("#SBATCH --gpus-per-node=8\n", "").replace("node=8", "node=1")
-    folder = cluster.lab.new_folder()
+    folder, env = folder_with_program(cluster)
     (folder / "job.sh").write_text(script)
-    program = folder / "nccl-doctor"
-    program.write_text(f'#!/bin/sh\nexec {cluster.lab.python} -m nccl_doctor "$@"\n')
-    program.chmod(0o755)
-    env = {"PATH": f"{folder}:{cluster.lab.env['PATH']}"}
     (folder / "train.py").write_text(TRAIN)
     (folder / "nccl-doctor.toml").write_text(
         'backend = "gloo"\nlevel = "quick"\nselect = ["launch_record", "ranks", "slurm_allocation"]'
@@ -115,3 +113,28 @@ def the_batch_script(cluster: Slurm) -> None:
     (output,) = folder.glob("slurm-*.out")
     assert done.poll() == 2, output.read_text()
     assert "SLURM_PROCID" not in output.read_text(), "the job does not start"
+
+
+def the_job_after_one_that_failed(cluster: Slurm) -> None:
+    """The lines of the page, typed: the second job names the task that raised in the first."""
+    (lines,) = [text for text in SCRIPTS if "afternotok" in text]
+    folder, env = folder_with_program(cluster)
+    (folder / "job.sh").write_text("#!/bin/sh\n#SBATCH --nodes=2\nsrun -l python3 train.py\n")
+    (folder / "train.py").write_text("import os\n{'0': 0}[os.environ['SLURM_PROCID']]\n")
+    done = cluster.client("sh", "-c", lines, folder=folder, env=env, timeout_s=20.0)
+    assert done.poll() == 0, done.stderr
+    told = comes(
+        lambda: [text for path in folder.glob("autopsy-*") if "Next:" in (text := path.read_text())]
+    )
+    assert told, [path.read_text() for path in folder.glob("*.out")]
+    assert "[rank-raised]\n  where rank 1\n" in told[0], told[0]
+    assert "KeyError: '1'" in told[0]
+
+
+def folder_with_program(cluster: Slurm) -> tuple[Path, dict[str, str]]:
+    """A folder that all hosts share with nccl-doctor in it, and the PATH that finds it."""
+    folder = cluster.lab.new_folder()
+    program = folder / "nccl-doctor"
+    program.write_text(f'#!/bin/sh\nexec {cluster.lab.python} -m nccl_doctor "$@"\n')
+    program.chmod(0o755)
+    return folder, {"PATH": f"{folder}:{cluster.lab.env['PATH']}"}
