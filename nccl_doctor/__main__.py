@@ -22,8 +22,6 @@ _COMMANDS = ("run", "env", "checks", "explain", "report", "schema", "completion"
 
 _KEEP = "keep"
 """First word of the process that a run with --autopsy becomes, as `cli.keep` writes it."""
-_NO_COMMAND = "No such command"
-"""Beginning of click's words, for which it has no class."""
 _COMPLETE = "_NCCL_DOCTOR_COMPLETE"
 """Set by the scripts of `completion`, which name it too."""
 
@@ -62,8 +60,8 @@ def program() -> int:
 
 
 def command_line() -> int:
-    """Run the command line; every error is one line on stderr, and the usage line where the line
-    that was typed is wrong.
+    """Run the command line; every error is one line on stderr, and a usage error is followed by the
+    usage line of the command.
 
     Returns: the exit code. 2 on a usage or configuration error, 3 where stdout cannot be written
         or where something else than this program wants to end it; in an exit profile, what that
@@ -94,10 +92,8 @@ def command_line() -> int:
     except click.ClickException as error:
         message = masked(error.format_message())
         complain(f"error: {message}")
-        of_line = (click.BadParameter, click.NoSuchOption, click.BadOptionUsage)
-        ctx = getattr(error, "ctx", None)  # click's parser of options does not know it
-        if ctx and (isinstance(error, of_line) or message.startswith(_NO_COMMAND)):
-            complain(usage_of(ctx))
+        if isinstance(error, click.UsageError) and error.ctx:
+            complain(usage_of(error.ctx))
         code = without_report(message, error.exit_code)
     except click.Abort:
         complain("interrupted")

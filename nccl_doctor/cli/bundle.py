@@ -61,7 +61,8 @@ def issue(project: str, file: str | None, no_redact: bool, redact_key: str | Non
     if project not in PROJECTS or file is None:
         given = file or ("FILE" if project in PROJECTS else project)
         raise click.UsageError(
-            f"PROJECT is one of {', '.join(PROJECTS)}: nccl-doctor report issue PROJECT {given}"
+            f"for which project: {', '.join(PROJECTS[:-1])} or {PROJECTS[-1]}? "
+            f"Type: nccl-doctor report issue PROJECT {given}"
         )
     saved = read_to_print(file)
     cover = _cover(_beside(file), file, no_redact, redact_key)

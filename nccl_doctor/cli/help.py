@@ -63,6 +63,18 @@ class _CommandPage(click.Command):
         self.exits = dict(exits or {})
         self.examples = tuple(Example(*example) for example in examples)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words of the command.
+
+        Raises:
+            click.UsageError: they are wrong; it has the context, which click's parser leaves out.
+        """
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the exit codes, then the examples."""
         if self.exits:

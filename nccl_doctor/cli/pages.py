@@ -184,8 +184,14 @@ def versions() -> str:
 
     home = Path(own_file).parent
     commit = commit_at(home.parent / ".git")
-    rows = [
-        (PROGRAM, f"{__version__}, commit {commit}" if commit else __version__, home),
+    if not home.is_dir():
+        where = f"one file: {home.parent}"
+    elif (home / "checks").is_dir():
+        where = f"package: {home}"
+    else:
+        where = f"source tree: {home.parent}"
+    rows: list[tuple[str, str, str | Path]] = [
+        (PROGRAM, f"{__version__}, commit {commit}" if commit else __version__, where),
         ("python", platform.python_version(), sys.executable),
     ]
     for name in ("torch", "deepspeed"):

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import click
 import pytest
 
 import nccl_doctor
@@ -131,8 +132,8 @@ BAD = {
     "run --redact --redact-key no/key": "--redact-key: cannot read no/key: No such file",
     "run --redact --redact-key /dev/null": "--redact-key /dev/null: a key needs at least 8",
     "report issue nccl no.json": "cannot read no.json: No such file or directory",
-    "report issue linux x": "PROJECT is one of deepspeed, nccl, pytorch: nccl-doctor report issue "
-    "PROJECT x",
+    "report issue linux x": "for which project: deepspeed, nccl or pytorch? Type: nccl-doctor report "
+    "issue PROJECT x",
     "report issue x.json": "nccl-doctor report issue PROJECT x.json",
     "report issue nccl": "nccl-doctor report issue PROJECT FILE",
     "report issue nccl x --no-redact --redact-key k": "cannot read x: No such file",
@@ -186,22 +187,16 @@ def test_one_clear_line(arguments, calls):
     assert not list(folder.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "usage"),
-    [
-        ("run --frobnicate", "nccl-doctor run [OPTIONS] [-- COMMAND ...]; see nccl-doctor run --"),
-        ("run --nnodes x", "nccl-doctor run [OPTIONS] [-- COMMAND ...]; see nccl-doctor run --"),
-        ("report diff a", "nccl-doctor report diff [OPTIONS] OLD NEW; see nccl-doctor report diff"),
-        ("frobnicate", "nccl-doctor [OPTIONS] [COMMAND] [ARGS]...; see nccl-doctor --help"),
-        ("report show no.json", ""),
-        ("run --nnodes 2", ""),
-    ],
-)
-def test_the_usage_line_follows_where_the_line_is_wrong(arguments, usage):
-    _, *more = program(*arguments.split()).stderr.splitlines()
-    assert [line.startswith(f"nccl-doctor: usage: {usage}") for line in more] == [True] * bool(
-        usage
-    )
+@pytest.mark.xdist_group("usage")
+@each_row("arguments", BAD)
+def test_the_usage_line_of_the_command_follows(arguments, calls):
+    words = arguments.split(" ")
+    command, path = cli, "nccl-doctor"
+    while isinstance(command, click.Group) and words and words[0] in command.commands:
+        command, path = command.commands[words[0]], f"{path} {words.pop(0)}"
+    _, usage = calls[arguments][0].stderr.splitlines()
+    assert usage.startswith(f"nccl-doctor: usage: {path} [OPTIONS] ")
+    assert usage.endswith(f"; see {path} --help")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
@@ -444,7 +439,7 @@ def test_version():
 def test_the_version_in_full_is_that_of_what_it_runs_with():
     own, python, torch, deepspeed = program("--version", "-v").stdout.splitlines()
     assert own.startswith(f"nccl-doctor {__version__}")
-    assert own.endswith(f"({Path(nccl_doctor.__file__).parent})")
+    assert own.endswith(f"(source tree: {Path(nccl_doctor.__file__).parents[1]})")
     assert python == f"python {platform.python_version()} ({sys.executable})"
     where = Path(importlib.util.find_spec("torch").origin).parent
     assert torch == f"torch {importlib.metadata.version('torch')} ({where})"

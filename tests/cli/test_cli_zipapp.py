@@ -183,6 +183,7 @@ def test_a_wrong_option_is_one_line(python: Path, pyz: Path) -> None:
 
 SAME = ("explain peer-blocked", "schema", "checks")
 ISSUE = "report issue pytorch report.json"
+VERSION = "--version -v"
 JUDGE = "report judge --json - --html page.html report.json"
 IMPORTS = """
 import runpy
@@ -228,7 +229,7 @@ def answers(python: Path, pyz: Path, folder: Path) -> Answers:
     told = {"NCCL_DEBGU": "INFO", "TMPDIR": str(temporary)}
     env = run(python, pyz, "env", "--json", "report.json", env=told, cwd=here)
     assert list(temporary.iterdir()) == []
-    words = [call.split() for call in (*SAME, ISSUE, JUDGE)]
+    words = [call.split() for call in (*SAME, VERSION, ISSUE, JUDGE)]
     code = many_calls.code(
         IMPORTS.format(pyz=str(pyz)), f"runpy.run_path({str(pyz)!r}, run_name='__main__')"
     )
@@ -244,6 +245,13 @@ def test_it_says_what_the_module_says(call: str, answers: Answers) -> None:
     done = answers.calls[call]
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == program(*call.split(), env={"COLUMNS": "100"}).stdout
+
+
+def test_the_version_in_full_says_that_it_is_one_file(answers: Answers, pyz: Path) -> None:
+    own, python, torch, *_ = answers.calls[VERSION].stdout.splitlines()
+    assert own == f"nccl-doctor {__version__} (one file: {pyz})"
+    assert python.startswith("python 3.")
+    assert torch == "torch not installed"
 
 
 def test_what_lies_beside_the_code_is_read(answers: Answers) -> None:

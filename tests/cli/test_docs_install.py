@@ -102,6 +102,9 @@ def test_from_a_folder_of_wheels_and_away_again(place: Place, wheel: Path) -> No
     shutil.rmtree(place.tree / "nccl_doctor")  # -m looks into the working directory first
     said = place.type_in("python -m nccl_doctor --version")
     assert said.stdout == f"nccl-doctor {__version__}\n", said
+    own = run(place.python, "-m", "nccl_doctor", "--version", "-v", cwd=Path("/")).stdout
+    (site,) = place.python.parents[1].glob("lib/python*/site-packages")
+    assert own.startswith(f"nccl-doctor {__version__} (package: {site / 'nccl_doctor'})\n")
     env = place.type_in("python -m nccl_doctor env", "--select software")
     assert str(place.python) in env.stdout
     runs_from_anywhere(place.python)
