@@ -21,13 +21,16 @@ TEST_ENV := RES_OPTIONS="timeout:1 attempts:1" PYTHONDONTWRITEBYTECODE=
 SIDE_BY_SIDE := -n 6 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help doctor test test-wide test-nccl test-torch test-newest test-gpu gpu-validation accuracy accuracy-long chaos docs site screenshots man zipapp lint format new-check clean
+.PHONY: help doctor test test-wide test-nccl test-torch test-newest test-gpu gpu-validation accuracy accuracy-long chaos docs site screenshots man zipapp dist lint format new-check clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 doctor: $(VENV)/.doctor ## set up and examine this machine (one rank per GPU, or two gloo ranks)
-	@$(BIN)/nccl-doctor run $(ARGS)
+	@$(BIN)/nccl-doctor run $(ARGS) && code=0 || code=$$?; \
+	echo "make: the command is $(abspath $(BIN))/nccl-doctor; next, for a job, type on every host" >&2; \
+	echo "  $(abspath $(BIN))/nccl-doctor run -- torchrun …" >&2; \
+	exit $$code
 
 test: $(VENV)/.dev ## set up and run the tests; with TIMES=50, each one so often
 	@scripts/lab_tools.sh
@@ -95,8 +98,12 @@ screenshots: $(VENV)/.dev ## make docs/pictures again, from two runs in the lab
 man: $(VENV)/.dev ## write build/nccl-doctor.1, the man page
 	@$(BIN)/python scripts/man_page.py $(ARGS)
 
-zipapp: $(VENV)/.dev ## write dist/nccl-doctor.pyz, one file that needs Python and torch only
+zipapp: $(VENV)/.python ## write dist/nccl-doctor.pyz, one file that needs Python and torch only
 	@$(BIN)/python scripts/make_zipapp.py
+
+dist: $(VENV)/.python ## write into dist/ what can be installed: wheel, sdist, one file, Containerfile
+	@$(PIP) install $(PINS) setuptools
+	@$(BIN)/python scripts/make_dist.py
 
 lint: $(VENV)/.dev ## ruff, formatting, who imports whom, types
 	$(BIN)/ruff check .

@@ -1,13 +1,23 @@
-"""Write the pages of docs/ that are made from the program: checks, finding codes, the command line.
+"""Write the pages of docs/ that are made from the program: checks, finding codes, the command line;
+and in the pages written by hand what is printed, shown or named there.
 
-What `nccl-doctor explain` prints is what stands in them. Pages of checks and codes that are gone
-are removed. With --check nothing is written: exit 1 where a page is not as it should be.
+What `nccl-doctor explain` prints is what stands in the former. Pages of checks and codes that are
+gone are removed. In the latter (README.md too) a code block below a comment is filled:
+`<!-- sample one-way: nccl-doctor report judge report.json -->` with what the command prints of
+docs/samples/one-way.json.gz, after lines that begin with `$ `; `<!-- docs/examples/FILE -->` with
+the file. ORGANISATION is written wherever the repository is named. With --check nothing is written:
+exit 1 where a page is not as it should be.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import shlex
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import click  # noqa: E402
+from click.testing import CliRunner  # noqa: E402
 
 from nccl_doctor import registry  # noqa: E402
 from nccl_doctor.cli import cli  # noqa: E402
@@ -26,9 +37,19 @@ from nccl_doctor.report.manual import check_page, code_page  # noqa: E402
 
 FOLDERS = ("checks", "codes")
 """Of docs/: they hold nothing but written pages."""
+COMMAND_LINE = "cli.md"
 MARK = "<!-- Written by `make docs`; do not edit. -->"
 WIDTH = 78
 """What click prints into in a terminal of 80 columns."""
+ORGANISATION = "YOUR-ORGANISATION"
+"""Who has the repository at github.com."""
+SAMPLES = ROOT / "docs" / "samples"
+SCREEN = {"COLUMNS": "100", "NO_COLOR": "1", "GITHUB_ACTIONS": None}
+_REPOSITORY = re.compile(r"(?<=github\.com/)[\w-]+(?=/nccl-doctor)|(?<=repository: )[\w-]+(?=/nccl)")
+_SAMPLE = re.compile(
+    r"^(<!-- sample (\S+): (nccl-doctor .+) -->\n+```\n(?:\$ .*\n)*).*?(?=^```$)", re.M | re.S
+)
+_EXAMPLE = re.compile(r"^(<!-- (docs/examples/\S+) -->\n```\w+\n).*?(?=^```$)", re.M | re.S)
 
 
 def pages() -> dict[str, str]:
@@ -57,7 +78,7 @@ def pages() -> dict[str, str]:
         links = [f"[{name}](../checks/{name}.md)" for name in found.owners.get(code, ())]
         foot = f"Check: {', '.join(links)} · " if links else ""
         out[f"codes/{code}.md"] = _page(code_page(found, code), f"{foot}[all codes](README.md)")
-    out["cli.md"] = _command_line()
+    out[COMMAND_LINE] = _command_line()
     return out
 
 
@@ -80,6 +101,46 @@ def write(docs: Path, made: Mapping[str, str]) -> list[str]:
         else:
             (docs / path).unlink()
     return changed
+
+
+def filled(docs: Path) -> dict[str, str]:
+    """Path, seen from `docs`, → text as it should be, of every page that is written by hand."""
+    pages = [*docs.glob("*.md"), docs.parent / "README.md"]
+    return {
+        os.path.relpath(page, docs): fill(page.read_text(encoding="utf-8"))
+        for page in pages
+        if page.is_file() and page.name != COMMAND_LINE
+    }
+
+
+def fill(text: str) -> str:
+    """A page with its samples, its files and its repository as they are now."""
+    text = _REPOSITORY.sub(ORGANISATION, text)
+    text = _EXAMPLE.sub(lambda found: found[1] + (ROOT / found[2]).read_text("utf-8"), text)
+    return _SAMPLE.sub(lambda found: found[1] + printed(found[2], found[3]), text)
+
+
+def printed(sample: str, line: str) -> str:
+    """What a command prints of a recording, which it names last.
+
+    Raises:
+        SystemExit: there is no such recording, or the command breaks.
+    """
+    recorded = sorted(SAMPLES.glob(f"{sample}.*"))
+    if not recorded:
+        raise SystemExit(f"docs: no docs/samples/{sample}.*: record it by scripts/samples.py")
+    _, *words = shlex.split(line)
+    here = Path.cwd()
+    with tempfile.TemporaryDirectory() as place:
+        shutil.copy(recorded[0], Path(place, words[-1]))
+        os.chdir(place)
+        try:
+            done = CliRunner().invoke(cli, words, env=SCREEN)
+        finally:
+            os.chdir(here)
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise SystemExit(f"docs: {line}, of docs/samples/{sample}: {done.exception!r}")
+    return done.stdout
 
 
 def _page(text: str, foot: str) -> str:
@@ -166,9 +227,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if stale")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where the pages are")
     given = parser.parse_args(arguments)
-    changed = (stale if given.check else write)(given.docs, pages())
+    made = {**pages(), **filled(given.docs)}
+    changed = (stale if given.check else write)(given.docs, made)
     for path in changed:
-        sys.stdout.write(f"{'stale' if given.check else 'wrote'} docs/{path}\n")
+        sys.stdout.write(f"{'stale' if given.check else 'wrote'} {os.path.normpath(f'docs/{path}')}\n")
     if given.check and changed:
         sys.stderr.write("docs: not as the program is: run `make docs`\n")
         return 1

@@ -1,9 +1,9 @@
 """Put nccl-doctor and its dependencies into one file: make_zipapp.py [FILE]
 
-Torch is found where the file runs. What goes in is read from pyproject.toml, as for a wheel; the
-dependencies are those installed beside the Python that runs this, in the versions of
-constraints-dev.txt. psutil is compiled: its wheels for all processors come from the package index,
-once, into build/wheels. The same sources give the same bytes.
+Torch is found where the file runs. What goes in is read from pyproject.toml, as for a wheel. The
+dependencies come as wheels from the package index, once, into build/wheels, in the versions of
+constraints-dev.txt; of psutil, which is compiled, one for each processor. Needs Python and pip. The
+same sources give the same bytes.
 """
 
 from __future__ import annotations
@@ -19,27 +19,30 @@ import tempfile
 import zipapp
 import zipfile
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    from pip._vendor import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = Path("dist", "nccl-doctor.pyz")
 FOUND_THERE = {"torch"}
 """Dependencies that stay outside: they belong to the job."""
 WHEELS = Path("build", "wheels")
-PSUTIL = {
-    "aarch64": "b0726cecd84f9474419d67252add4ac0cd9811b04d61123054b9fb6f57df6e9e",
-    "x86_64": "076a2d2f923fd4821644f5ba89f059523da90dc9014e85f8e45a5774ca5bc6f9",
+ANY = "any"
+SHA256 = {
+    ("click", ANY): "8bb5376d2006950386f8c6427613334a2acadc5f559cb80e638d00b4df957e37",
+    ("nvidia-ml-py", ANY): "959bf4adf6fe1308e4bd739e722236b0d1ec8392e2cefad33ff70c311380b9b6",
+    ("psutil", "aarch64"): "b0726cecd84f9474419d67252add4ac0cd9811b04d61123054b9fb6f57df6e9e",
+    ("psutil", "x86_64"): "076a2d2f923fd4821644f5ba89f059523da90dc9014e85f8e45a5774ca5bc6f9",
+    ("tabulate", ANY): "f0b0622e567335c8fabaaa659f1b33bcb6ddfe2e496071b743aa113f8774f2d3",
+    ("tomli", ANY): "32a7b79ac57a2e83670ce329ccf675798bc5a2094783a63676866b70503f2e2b",
 }
-"""Processor, as `platform.machine` names it → SHA-256 of psutil's wheel, of the version pinned.
-
-Its one file that is compiled serves every Python from 3.6 on (stable ABI).
+"""Distribution and processor, as `platform.machine` names it → SHA-256 of the wheel, of the version
+pinned. What is compiled of psutil serves every Python from 3.6 on (stable ABI).
 """
 FINDER = Path("scripts", "zipapp_psutil.py")
 IMPORTER = Path("scripts", "zipapp_once.py")
@@ -81,8 +84,7 @@ def contents(root: Path) -> dict[str, bytes]:
     """Name in the archive → bytes, of everything.
 
     Raises:
-        Refused: a dependency is not installed, or in another version than the one pinned, or
-            psutil cannot be had for a processor.
+        Refused: a dependency cannot be had, or is not the one that is known.
     """
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     pins = pins_of((root / "constraints-dev.txt").read_text(encoding="utf-8"))
@@ -92,11 +94,13 @@ def contents(root: Path) -> dict[str, bytes]:
         found[name] = path.read_bytes()
     for requirement in project["project"]["dependencies"]:
         name = re.split(r"[^\w.-]", requirement)[0]
+        if name in FOUND_THERE:
+            continue
+        if name not in pins:
+            raise Refused(f"{name}: constraints-dev.txt has no version of it")
         if name == "psutil":
             found[FINDER.name] = (root / FINDER).read_bytes()
-            found |= files_of_psutil(root / WHEELS, pins[name])
-        elif name not in FOUND_THERE:
-            found |= files_of(name, pins.get(name))
+        found |= files_of(root / WHEELS, name, pins[name])
     return found
 
 
@@ -113,63 +117,42 @@ def own_files(root: Path, setuptools: dict[str, Any]) -> Iterator[tuple[Path, st
             yield path, f"{inside}/{path.relative_to(folder).as_posix()}"
 
 
-def files_of(name: str, pinned: str | None) -> dict[str, bytes]:
-    """Sources and licence of an installed distribution; without what was compiled for one Python,
-    and without examples.
-
-    Raises:
-        Refused: as for `contents`.
-    """
-    try:
-        distribution = metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        raise Refused(f"{name} is not installed in {sys.prefix}") from None
-    if distribution.version != pinned:
-        raise Refused(
-            f"{name} {distribution.version} is installed, constraints-dev.txt says {pinned}"
-        )
-    kept = [
-        file
-        for file in distribution.files or ()
-        if ".." not in file.parts
-        and str(file) != _EXAMPLE
-        and (file.name.endswith(_KEPT) or _LICENCES.search(str(file)))
-    ]
-    if not any(file.name.endswith(".py") for file in kept):
-        raise Refused(f"{name}: its sources are not known to be installed")
-    return {file.as_posix(): Path(str(file.locate())).read_bytes() for file in kept}
-
-
-def files_of_psutil(folder: Path, version: str) -> dict[str, bytes]:
-    """Modules and licence, which all its wheels have alike, and from each what is compiled.
+def files_of(folder: Path, name: str, version: str) -> dict[str, bytes]:
+    """Modules and licence of a distribution, and from each of its wheels what is compiled; without
+    examples. What has something compiled lies apart, as another one may be installed.
 
     Raises:
         Refused: as for `contents`.
     """
     found = {}
-    for machine, digest in PSUTIL.items():
-        with zipfile.ZipFile(wheel_of_psutil(folder, version, machine, digest)) as wheel:
-            for name in wheel.namelist():
-                if name.endswith(".so"):
-                    found[f"carried/{machine}/{Path(name).name}"] = wheel.read(name)
-                elif name.endswith(_KEPT) or _LICENCES.search(name):
-                    found[f"carried/{name}"] = wheel.read(name)
+    for machine in (machine for each, machine in SHA256 if each == name):
+        apart = "" if machine == ANY else "carried/"
+        with zipfile.ZipFile(wheel_of(folder, name, version, machine)) as wheel:
+            for file in wheel.namelist():
+                if file.endswith(".so"):
+                    found[f"{apart}{machine}/{Path(file).name}"] = wheel.read(file)
+                elif file != _EXAMPLE and (file.endswith(_KEPT) or _LICENCES.search(file)):
+                    found[f"{apart}{file}"] = wheel.read(file)
+    if not found:
+        raise Refused(f"{name}: make_zipapp.py has no SHA-256 of it")
     return found
 
 
-def wheel_of_psutil(folder: Path, version: str, machine: str, digest: str) -> Path:
+def wheel_of(folder: Path, name: str, version: str, machine: str) -> Path:
     """The wheel in the folder, fetched by pip where it is not there yet.
 
     Raises:
         Refused: as for `contents`.
     """
-    target = folder / f"psutil-{version}-{machine}.whl"
-    if not target.exists():
+    begin = f"{name.replace('-', '_')}-{version}-"
+    there = sorted(folder.glob(f"{begin}*{machine}.whl"))
+    if not there:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as fresh:
             command = ["download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-            command += ["--platform", f"manylinux2014_{machine}", "--abi", "abi3"]
-            command += ["--dest", fresh, f"psutil=={version}"]
+            kind = (ANY, "none") if machine == ANY else (f"manylinux2014_{machine}", "abi3")
+            command += ["--platform", kind[0], "--abi", kind[1]]
+            command += ["--dest", fresh, f"{name}=={version}"]
             done = subprocess.run(
                 [sys.executable, "-m", "pip", "--disable-pip-version-check", *command],
                 capture_output=True,
@@ -179,12 +162,12 @@ def wheel_of_psutil(folder: Path, version: str, machine: str, digest: str) -> Pa
             wheels = list(Path(fresh).iterdir())
             if not wheels:
                 last = (done.stderr.strip().splitlines() or ["nothing was fetched"])[-1]
-                raise Refused(f"psutil {version} for {machine}: {last}")
-            wheels[0].replace(target)
-    found = hashlib.sha256(target.read_bytes()).hexdigest()
-    if found != digest:
-        raise Refused(f"{target}: SHA-256 {found}, make_zipapp.py says {digest}")
-    return target
+                raise Refused(f"{name} {version} for {machine}: {last}")
+            there = [wheels[0].replace(folder / wheels[0].name)]
+    found, known = hashlib.sha256(there[0].read_bytes()).hexdigest(), SHA256[name, machine]
+    if found != known:
+        raise Refused(f"{there[0]}: SHA-256 {found}, make_zipapp.py says {known}")
+    return there[0]
 
 
 def pins_of(constraints: str) -> dict[str, str]:

@@ -132,8 +132,8 @@ BAD = {
     "run --redact --redact-key no/key": "--redact-key: cannot read no/key: No such file",
     "run --redact --redact-key /dev/null": "--redact-key /dev/null: a key needs at least 8",
     "report issue nccl no.json": "cannot read no.json: No such file or directory",
-    "report issue linux x": "for which project: deepspeed, nccl or pytorch? Type: nccl-doctor report "
-    "issue PROJECT x",
+    "report issue linux x": "for which project: deepspeed, nccl or pytorch? Type: nccl-doctor "
+    "report issue PROJECT x",
     "report issue x.json": "nccl-doctor report issue PROJECT x.json",
     "report issue nccl": "nccl-doctor report issue PROJECT FILE",
     "report issue nccl x --no-redact --redact-key k": "cannot read x: No such file",

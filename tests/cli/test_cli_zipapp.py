@@ -121,25 +121,24 @@ def held_version(names: list[str], name: str) -> str:
     return pinned[1]
 
 
-def test_a_dependency_that_is_not_the_pinned_one_is_refused(script: ModuleType) -> None:
-    with pytest.raises(script.Refused, match=r"click .* is installed, constraints-dev\.txt says 1"):
-        script.files_of("click", "1")
-    with pytest.raises(script.Refused, match="never-was is not installed in "):
-        script.files_of("never-was", "1")
-    with pytest.raises(script.Refused, match=r"constraints-dev\.txt says None"):
-        script.files_of("click", None)
-
-
 def test_a_wheel_that_is_another_one_or_cannot_be_had_is_refused(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "psutil-1-x86_64.whl").write_bytes(b"another")
-    with pytest.raises(script.Refused, match=r"SHA-256 [0-9a-f]+, make_zipapp\.py says 00"):
-        script.wheel_of_psutil(tmp_path, "1", "x86_64", "00")
+    (tmp_path / "nvidia_ml_py-1-py3-none-any.whl").write_bytes(b"another")
+    with pytest.raises(script.Refused, match=r"SHA-256 [0-9a-f]+, make_zipapp\.py says 959b"):
+        script.wheel_of(tmp_path, "nvidia-ml-py", "1", "any")
+    with pytest.raises(script.Refused, match=r"never-was: make_zipapp\.py has no SHA-256 of it"):
+        script.files_of(tmp_path, "never-was", "1")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     with pytest.raises(script.Refused, match=r"psutil 1 for aarch64: .*No matching distribution"):
-        script.wheel_of_psutil(tmp_path, "1", "aarch64", "00")
-    assert [path.name for path in tmp_path.iterdir()] == ["psutil-1-x86_64.whl"]
+        script.wheel_of(tmp_path, "psutil", "1", "aarch64")
+    assert [path.name for path in tmp_path.iterdir()] == ["nvidia_ml_py-1-py3-none-any.whl"]
+
+
+def test_its_size_is_what_the_page_says(pyz: Path) -> None:
+    page = (ROOT / "docs" / "install.md").read_text("utf-8")
+    assert f"`dist/nccl-doctor.pyz`, {pyz.stat().st_size / 1e6:.0f} MB:" in page
 
 
 def test_no_half_file_where_it_cannot_be_written(tmp_path: Path) -> None:
@@ -153,9 +152,13 @@ def test_no_half_file_where_it_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_make_runs_the_script() -> None:
-    done = run("make", "--dry-run", "--directory", ROOT, "zipapp")
+    """With a Python and pip: no linters, tests or tools for documents are installed for it."""
+    done = run("make", "--dry-run", "--no-print-directory", "-C", ROOT, "VENV=/dev/null/venv", "zipapp")
     assert done.returncode == 0, done
-    assert "scripts/make_zipapp.py" in done.stdout
+    made, stamped, zipped = done.stdout.splitlines()
+    assert "scripts/make_venv.sh" in made
+    assert stamped == "touch /dev/null/venv/.python"
+    assert zipped == "/dev/null/venv/bin/python scripts/make_zipapp.py"
 
 
 # --- without torch ---
