@@ -21,7 +21,7 @@ TEST_ENV := RES_OPTIONS="timeout:1 attempts:1" PYTHONDONTWRITEBYTECODE=
 SIDE_BY_SIDE := -n 6 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help doctor test test-wide test-nccl test-torch test-newest test-gpu gpu-validation accuracy accuracy-long chaos docs site screenshots man zipapp dist lint format new-check clean
+.PHONY: help doctor test test-wide test-nccl test-torch test-newest test-gpu gpu-validation accuracy accuracy-long chaos docs site samples screenshots man zipapp dist lint format new-check clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,15 +83,18 @@ chaos: $(VENV)/.dev ## runs that something strikes at random (ARGS="--runs N --s
 	@scripts/lab_tools.sh
 	$(TEST_ENV) $(BIN)/python benchmarks/chaos.py --write docs/chaos.md $(ARGS)
 
-docs: $(VENV)/.dev ## write the pages of docs/ that are made from the checks and from --help
+docs: $(VENV)/.dev ## write what docs/ and README.md have from the program: pages, help, samples
 	@$(BIN)/python scripts/docs.py
 	@$(BIN)/python scripts/architecture.py
 
 site: $(VENV)/.dev ## write docs/ as a site into build/site; a link that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-screenshots: $(VENV)/.dev ## make docs/pictures again, from two runs in the lab
+samples: $(VENV)/.dev ## record docs/samples in the lab (ARGS="pair killed": only those)
 	@scripts/lab_tools.sh
+	$(TEST_ENV) $(BIN)/python scripts/samples.py $(ARGS)
+
+screenshots: $(VENV)/.dev ## make docs/pictures again, from docs/samples
 	@scripts/browser_tools.sh
 	$(TEST_ENV) $(BIN)/python scripts/screenshots.py
 

@@ -45,11 +45,13 @@ ORGANISATION = "YOUR-ORGANISATION"
 """Who has the repository at github.com."""
 SAMPLES = ROOT / "docs" / "samples"
 SCREEN = {"COLUMNS": "100", "NO_COLOR": "1", "GITHUB_ACTIONS": None}
-_REPOSITORY = re.compile(r"(?<=github\.com/)[\w-]+(?=/nccl-doctor)|(?<=repository: )[\w-]+(?=/nccl)")
-_SAMPLE = re.compile(
-    r"^(<!-- sample (\S+): (nccl-doctor .+) -->\n+```\n(?:\$ .*\n)*).*?(?=^```$)", re.M | re.S
+_REPOSITORY = re.compile(
+    r"(?<=github\.com/)[\w-]+(?=/nccl-doctor)|(?<=repository: )[\w-]+(?=/nccl)"
 )
-_EXAMPLE = re.compile(r"^(<!-- (docs/examples/\S+) -->\n```\w+\n).*?(?=^```$)", re.M | re.S)
+_SAMPLE = re.compile(
+    r"^(<!-- sample (\S+): (nccl-doctor .+) -->\n+```\n(?:\$ .*\n)*)(?s:.*?)(?=^```$)", re.M
+)
+_EXAMPLE = re.compile(r"^(<!-- (docs/examples/\S+) -->\n```\w+\n)(?s:.*?)(?=^```$)", re.M)
 
 
 def pages() -> dict[str, str]:
@@ -230,7 +232,9 @@ def main(arguments: Sequence[str]) -> int:
     made = {**pages(), **filled(given.docs)}
     changed = (stale if given.check else write)(given.docs, made)
     for path in changed:
-        sys.stdout.write(f"{'stale' if given.check else 'wrote'} {os.path.normpath(f'docs/{path}')}\n")
+        sys.stdout.write(
+            f"{'stale' if given.check else 'wrote'} {os.path.normpath(f'docs/{path}')}\n"
+        )
     if given.check and changed:
         sys.stderr.write("docs: not as the program is: run `make docs`\n")
         return 1

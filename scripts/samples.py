@@ -61,7 +61,8 @@ def _unresolved(lab: Lab) -> Run:
 
 
 def _no_time(lab: Lab) -> Run:
-    return lab.own_doctor("--timeout", "5", "--select", "interfaces,seeds,groups")
+    short = [f"--{each}timeout=5" for each in ("", "join-", "collective-")]
+    return lab.own_doctor(*short, "--select", "interfaces,seeds,groups")
 
 
 HOSTS = ("nd0", "nd1", "nd2")

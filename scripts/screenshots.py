@@ -1,7 +1,7 @@
-"""Make the pictures of docs/pictures from real runs on two hosts of the lab.
+"""Make the pictures of docs/pictures from recordings of docs/samples, of runs on two hosts.
 
 `failing.svg` and `healthy.svg` are a terminal with the report; `report.webp` is the page that
-`--html` writes, in Chromium. Needs what the lab and the tests in a browser need.
+`--html` writes, in Chromium. Needs what the tests in a browser need.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from rich.console import Console  # noqa: E402
 from rich.text import Text  # noqa: E402
 
 from tests.browser.chromium import Chromium  # noqa: E402
-from tests.lab import faults  # noqa: E402
-from tests.lab.hosts import trouble  # noqa: E402
-from tests.lab.lab import PATIENT, Lab  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
+REPORTS = {
+    "healthy": ROOT / "docs" / "samples" / "healthy.json.gz",
+    "failing": ROOT / "docs" / "samples" / "one-way.json.gz",
+}
 COLUMNS = 100
 TYPED = "$ nccl-doctor run --nnodes 2 --nproc-per-node 2 --node-rank 0 --master-addr nd0\n"
 WIDE, HIGH = 1100, 960
@@ -52,17 +53,6 @@ FRAME = """\
 </svg>
 """
 """As rich's own, without the frame of a window, and without fonts from elsewhere."""
-
-
-def report_of(folder: Path, *, broken: bool) -> Path:
-    """The report of a run on two hosts; broken: that of node 0 lets in MASTER_PORT only."""
-    with Lab(("nd0", "nd1"), folder) as lab:
-        if broken:
-            faults.drop_ephemeral(lab["nd0"])
-        run = lab.own_doctor(*PATIENT)
-        assert run.report is not None, str(run)
-        assert run.report["verdict"] == ("fail" if broken else "pass"), str(run)
-        return run.folder / "report.json"
 
 
 def on_a_terminal(*command: str) -> str:
@@ -106,22 +96,16 @@ def photographed(page: Path, folder: Path) -> bytes:
 
 
 def main() -> int:
-    """Make all pictures; 1 where no lab can be built."""
-    if reason := trouble():
-        sys.stderr.write(f"screenshots: {reason}\n")
-        return 1
+    """Make all pictures."""
     PICTURES.mkdir(exist_ok=True)
-    doctor = (sys.executable, "-m", "nccl_doctor", "report", "show")
+    doctor = (sys.executable, "-m", "nccl_doctor", "report", "judge")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
-        for name in ("healthy", "failing"):
-            folder = Path(place, name)
-            folder.mkdir()
-            report = report_of(folder, broken=name == "failing")
+        for name, report in REPORTS.items():
             text = TYPED + on_a_terminal(*doctor, str(report))
             (PICTURES / f"{name}.svg").write_text(drawn(text.rstrip(), name), encoding="utf-8")
         page = Path(place, "report.html")
-        html = subprocess.check_output([*doctor, str(report), "--format", "html"], cwd=ROOT)
-        page.write_bytes(html)
+        failing = str(REPORTS["failing"])
+        subprocess.run([*doctor, failing, "--quiet", "--html", str(page)], cwd=ROOT, check=False)
         (PICTURES / "report.webp").write_bytes(photographed(page, Path(place)))
     for path in sorted(PICTURES.iterdir()):
         sys.stdout.write(f"wrote {path.relative_to(ROOT)}, {path.stat().st_size >> 10} KiB\n")

@@ -153,7 +153,9 @@ def test_no_half_file_where_it_cannot_be_written(tmp_path: Path) -> None:
 
 def test_make_runs_the_script() -> None:
     """With a Python and pip: no linters, tests or tools for documents are installed for it."""
-    done = run("make", "--dry-run", "--no-print-directory", "-C", ROOT, "VENV=/dev/null/venv", "zipapp")
+    done = run(
+        "make", "--dry-run", "--no-print-directory", "-C", ROOT, "VENV=/dev/null/venv", "zipapp"
+    )
     assert done.returncode == 0, done
     made, stamped, zipped = done.stdout.splitlines()
     assert "scripts/make_venv.sh" in made

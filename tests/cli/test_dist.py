@@ -98,7 +98,9 @@ def test_the_wheel_by_the_steps_of_the_recipe(dist: Path, tmp_path: Path) -> Non
 
 
 def test_make_needs_no_tools_for_tests_or_documents() -> None:
-    done = run("make", "--dry-run", "--no-print-directory", "-C", ROOT, "VENV=/dev/null/venv", "dist")
+    done = run(
+        "make", "--dry-run", "--no-print-directory", "-C", ROOT, "VENV=/dev/null/venv", "dist"
+    )
     assert done.returncode == 0, done
     _, _, tools, built = done.stdout.splitlines()
     assert tools.endswith(" install -c constraints-dev.txt setuptools")

@@ -38,6 +38,8 @@ RULE = "-" * 72
 """What `explain --all` prints between a page and the next one."""
 QUOTE = re.compile(r"^<!-- quote: (\S+) -->\n\n```python\n(.*?)^```", re.M | re.DOTALL)
 """Code that a page shows from a file of ours."""
+ACCURACY = (DOCS / "accuracy.md").read_text("utf-8")
+PICTURES = (ROOT / "scripts" / "screenshots.py").read_text("utf-8")
 WRITTEN = [*sorted(DOCS.glob("checks/*.md")), *sorted(DOCS.glob("codes/*.md"))]
 
 
@@ -85,6 +87,7 @@ def links(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def test_the_pages_are_as_the_program_is(docs: ModuleType, made: dict[str, str]) -> None:
+    made = {**made, **docs.filled(DOCS)}
     for path in docs.stale(DOCS, made):
         there = (DOCS / path).read_text("utf-8") if (DOCS / path).is_file() else None
         assert there == made.get(path), f"docs/{path} is not as the program is: run `make docs`"
@@ -104,6 +107,52 @@ def test_a_page_that_is_old_missing_or_too_many_is_seen(
     assert docs.main(["--docs", str(tmp_path), "--check"]) == 1
     assert docs.main(["--docs", str(tmp_path)]) == 0
     assert docs.stale(tmp_path, made) == []
+
+
+SCREEN = re.compile(
+    r"((?:.*\n){2})^```\n(?:\$ .*\n)?nccl-doctor: (?:PASS|WARN|FAIL|UNKNOWN)\b", re.M
+)
+ELSEWHERE = {"docs/deepspeed.md", "docs/kubernetes.md"}
+"""Their screens are compared by tests of their own: test_docs_launchers, test_docs_kubernetes."""
+
+
+def test_every_screen_comes_from_a_recording_and_every_recording_is_shown() -> None:
+    shown = set()
+    for path in BY_HAND:
+        for before in SCREEN.findall(path.read_text("utf-8")):
+            mark = re.search(r"^<!-- sample (\S+): nccl-doctor .* -->$", before, re.MULTILINE)
+            assert mark or str(path.relative_to(ROOT)) in ELSEWHERE, path
+            shown |= {mark[1]} if mark else set()
+    shown |= set(re.findall(r'"samples" / "([\w-]+)', PICTURES))
+    assert shown == {path.name.partition(".")[0] for path in (DOCS / "samples").iterdir()}
+
+
+def test_a_sample_that_is_old_is_seen_and_what_stands_above_it_stays(docs: ModuleType) -> None:
+    mark = "<!-- sample no-time: nccl-doctor report judge report.json -->\n```\n$ typed\n"
+    page = docs.fill(f"{mark}old\n```\nmore\n")
+    assert page.startswith(f"{mark}nccl-doctor: UNKNOWN: ")
+    assert page.endswith("\n```\nmore\n")
+    assert docs.fill(page) == page
+    with pytest.raises(SystemExit, match=r"no docs/samples/never-was\.\*"):
+        docs.fill(page.replace("no-time", "never-was"))
+
+
+def test_the_organisation_is_one_variable(
+    docs: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docs, "ORGANISATION", "some-org")
+    for name in ("tasks", "ci"):
+        text = docs.fill(text_of(name))
+        assert "some-org/nccl-doctor" in text
+        assert "YOUR-ORGANISATION" not in text
+
+
+def test_plain_torchrun_does_not_survive_what_the_readme_shows() -> None:
+    """The corpus says so of the fault that was recorded: each host still waits after a minute."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert "<!-- sample one-way: " in readme
+    (row,) = re.findall(r"^\| node 0's firewall lets in MASTER_PORT only \|.*$", ACCURACY, re.M)
+    assert "| nothing (nd0, nd1 still waiting) |" in row
 
 
 def test_no_page_is_lost_because_a_check_is_broken(
