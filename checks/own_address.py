@@ -53,7 +53,7 @@ from nccl_doctor.api import (
     shell,
 )
 from nccl_doctor.toolkit.c10d import AGENT_NAMES, first_agent
-from nccl_doctor.toolkit.firewall.netfilter import quote_hit
+from nccl_doctor.toolkit.firewall.netfilter import by_rule
 from nccl_doctor.toolkit.firewall.opening import let_loop_back
 from nccl_doctor.toolkit.firewall.portrules import rules_for_own_calls, sure_hit
 from nccl_doctor.toolkit.net.dial import dial_twice
@@ -169,7 +169,7 @@ class OwnAddress(Check):
             no_way = is_down or last["outcome"] == "unreachable"
             hit = None if no_way or "rules" not in facts else sure_hit(facts["rules"])
             reason = "; the loopback interface lo is down" if is_down else ""
-            reason = f"; by {quote_hit(hit)}" if hit else reason
+            reason = f"; {by_rule(hit)}" if hit else reason
             yield Finding(
                 NO_WAY if no_way else AGENT if is_agent else OWN_ADDRESS_BLOCKED,
                 f"{facts['address']} on {facts['interface']}: {last['outcome']}, twice "

@@ -8,6 +8,7 @@ is needed only where what is observed changes, or what a sample shows.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import sys
 import tempfile
@@ -17,6 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from nccl_doctor.autopsy.examine import examine  # noqa: E402
+from nccl_doctor.report.formats import renderer  # noqa: E402
 from tests.lab import faults  # noqa: E402
 from tests.lab.hosts import trouble  # noqa: E402
 from tests.lab.lab import PATIENT, Lab  # noqa: E402
@@ -95,11 +98,15 @@ def report_of(name: str) -> str:
         return without_places(json.dumps(run.report, separators=(",", ":")), folder)
 
 
-def console_of() -> str:
-    """What torchrun and four ranks of gloo print of which one is killed."""
+def autopsy_of() -> str:
+    """The report of an autopsy, as JSON, of what torchrun and four ranks of gloo print of which one
+    is killed.
+    """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         left = consoles_of(Death("killed", 1, 1, 4, "torchrun"), Path(folder))
-        return without_places("".join(path.read_text("utf-8") for path in left), folder)
+        started = "2026-11-28T00:00:00+00:00"
+        report = examine([str(path) for path in left], io.BytesIO(), started=started)
+        return without_places(renderer("json")(report), folder)
 
 
 def without_places(text: str, folder: str) -> str:
@@ -116,11 +123,9 @@ def main(names: list[str]) -> int:
         return 1
     SAMPLES.mkdir(exist_ok=True)
     for name in names or [*RUNS, "killed"]:
-        if name == "killed":
-            path, data = SAMPLES / "killed.log", console_of().encode()
-        else:
-            path = SAMPLES / f"{name}.json.gz"
-            data = gzip.compress(report_of(name).encode(), mtime=0)
+        path = SAMPLES / f"{name}.json.gz"
+        text = autopsy_of() if name == "killed" else report_of(name)
+        data = gzip.compress(text.encode(), mtime=0)
         path.write_bytes(data)
         sys.stdout.write(f"wrote {path.relative_to(ROOT)}, {len(data) >> 10} KiB\n")
     return 0

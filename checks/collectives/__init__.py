@@ -131,7 +131,8 @@ class Collectives(Check):
         groups = [each for name, held in rounds.items() if name != FIRST for each in held]
         good = [len(each.members) for each in groups if _is_exact(each)]
         if good:
-            words = f"exact in {len(good)} of {len(groups)} groups, of up to {max(good)} ranks"
+            which = "all" if len(good) == len(groups) else f"{len(good)} of {len(groups)}"
+            words = f"bit-exact in {which} groups tested, of up to {max(good)} ranks"
             yield Setup("results", words, cluster.hosts[0].id)
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:

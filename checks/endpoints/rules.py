@@ -23,7 +23,8 @@ from nccl_doctor.api import (
     shell,
 )
 from nccl_doctor.toolkit.advice import end_processes
-from nccl_doctor.toolkit.firewall.portrules import fits, how_to_let_pass, stopped_by
+from nccl_doctor.toolkit.firewall.netfilter import by_rule
+from nccl_doctor.toolkit.firewall.portrules import fits, how_to_let_pass
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.net.endpoints import read_endpoint
 from nccl_doctor.toolkit.net.ports import reserve_port
@@ -249,7 +250,7 @@ class Endpoints:
                 rules = self._rules[seat, endpoint]
                 return _Rule(
                     (seat,) if seat == owner else tuple(callers),
-                    f"; by {stopped_by(hit)}",
+                    f"; {by_rule(hit)}",
                     how_to_let_pass(rules, hit, self._labels[seat]),
                 )
         return _Rule()

@@ -92,7 +92,7 @@ from nccl_doctor.api import (
     shell,
     spans_machines,
 )
-from nccl_doctor.toolkit.firewall.netfilter import quote_hit
+from nccl_doctor.toolkit.firewall.netfilter import by_rule, quote_hit
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.nccl.survey import other_answers
 from nccl_doctor.toolkit.net.ports import port_range
@@ -381,7 +381,8 @@ def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
         ]
         evidence["rules"] = [f"{host}: {quote}" for host, quote in quotes][:20]
         more = len({quote for _, quote in quotes}) - 1
-        message += f"; by {quotes[0][1]}" + (f" and {more} more" if more else "")
+        first = found.rules[min(found.rules)][0]
+        message += f"; {by_rule(first)}" + (f" and {more} more" if more else "")
     else:
         ends = {call.pair for call in calls}
         evidence["local rules"] = what_rules_say(labels, matrix.rules, ends)

@@ -16,7 +16,7 @@ from nccl_doctor.api import (
     look,
     shell,
 )
-from nccl_doctor.toolkit.firewall.netfilter import quote_hit
+from nccl_doctor.toolkit.firewall.netfilter import by_rule
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.peers.burst import LIMIT_S
 from nccl_doctor.toolkit.peers.matrix import Pair, PeerCall
@@ -104,7 +104,7 @@ def few_at_once(
         yield finding(
             (call.pair for call in own),
             Where(hosts=(labels[seat],)),
-            by=f"; by {quote_hit(hits[0])}",
+            by=f"; {by_rule(hits[0])}",
             fix=Fix(*steps) if steps else _FIX,
             confidence=Confidence.LIKELY,
         )
@@ -142,7 +142,7 @@ def _limits(
         for hit in facts["hits"]:
             pair = (int(hit["caller"]), int(hit["listener"]))
             if pair in short and pair[1] == seat and hit["packet"] == "first":
-                same = (quote_hit(each) for each in found.get(seat, ()))
-                if quote_hit(hit) not in same:
+                same = (by_rule(each) for each in found.get(seat, ()))
+                if by_rule(hit) not in same:
                     found.setdefault(seat, []).append(hit)
     return dict(found)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.api import Cluster, Confidence, Finding, Fix, Severity, Where, host_labels
-from nccl_doctor.toolkit.firewall.netfilter import quote_hit
+from nccl_doctor.toolkit.firewall.netfilter import by_rule, quote_hit
 from nccl_doctor.toolkit.peers.matrix import PeerCall
 
 from .culprits import Suspects, how_to_open
@@ -57,11 +57,11 @@ def judge_forwarded(
     message = f"{labels[call.caller]} calls {labels[call.listener]} from {told}, and is seen there "
     message += f"to call from {call.seen}"
     message += f" ({len(calls)} such calls)" if len(calls) > 1 else ""
-    quotes = [(labels[seat], quote_hit(hit)) for seat, own in hits.items() for hit in own]
-    message += f"; by {quotes[0][1]}" if quotes else ""
+    found_by = [(labels[seat], hit) for seat, own in hits.items() for hit in own]
+    message += f"; {by_rule(found_by[0][1])}" if found_by else ""
     evidence: dict[str, Any] = {"calls": [each.shown(labels) for each in calls[:_MOST_SHOWN]]}
-    if quotes:
-        evidence["rules"] = [f"{host}: {quote}" for host, quote in quotes]
+    if found_by:
+        evidence["rules"] = [f"{host}: {quote_hit(hit)}" for host, hit in found_by]
     found = Suspects(tuple(calls), seats, Confidence.CERTAIN, rules=hits)
     steps = how_to_open(found, labels, rules, remove=True) if hits else []
     yield Finding(

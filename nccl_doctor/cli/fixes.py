@@ -28,8 +28,8 @@ _SHOWN = 8
 def fixes(file: str, host: str | None) -> None:
     """Print the fixes of a saved report as a shell script; nothing is run.
 
-    Each step stands below its finding, and above the command that takes it back. Without --host,
-    every host that runs the script does only what is meant for it. FILE may be - for stdin.
+    Each step stands below its finding, and above the command that takes it back. Without --host
+    it is safe to run on every host; each executes only its own part. FILE may be - for stdin.
     """
     from nccl_doctor.model.fixes import StepHosts
     from nccl_doctor.report.script import render

@@ -126,7 +126,7 @@ HEADINGS: Mapping[str, tuple[OptionRow, ...]] = {
             in_file=_TEXT,
             metavar="FILE",
             about="File with a secret, the same on every host, that only its owner can read. "
-            "Messages of anybody who does not have it are not believed. Not needed for one host or "
+            "Messages from anyone without the key are rejected. Not needed for one host or "
             "--hostfile.",
         ),
         _entry("--relay", is_flag=True, hidden=True),

@@ -82,7 +82,7 @@ RUN_INTERRUPTED = Kind(
     code="run-interrupted",
     layer=Layer.RANKS,
     title="The run was stopped before it was complete",
-    why="Whatever had not been examined by then is not known to be good.",
+    why="Whatever had not been examined by then is not verified.",
     fix=Fix(
         text="run again",
         alternatives=[Fix(Step(shell("# --timeout NUMBER"), note="if it had no time"))],

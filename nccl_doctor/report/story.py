@@ -26,6 +26,8 @@ from nccl_doctor.toolkit.slurm import host_ranges
 
 T = TypeVar("T")
 
+NOT_VERIFIED = "Not verified"
+"""Heading of what was not examined, or not everywhere."""
 _MOST_NAMES = 8
 """Checks whose names are written out; a host that is absent blocks most of them."""
 _FEW_HOSTS = 3

@@ -12,6 +12,7 @@ from nccl_doctor.report.lines import LEGEND, Page, lay_out_links
 from nccl_doctor.report.next_step import next_steps
 from nccl_doctor.report.story import (
     MOST_RANGES,
+    NOT_VERIFIED,
     Block,
     Checks,
     KindBlock,
@@ -187,7 +188,7 @@ def _not_tested(page: Page, story: Story) -> None:
     report = story.report
     gaps, absent = report.gaps(), _absent(story)
     if gaps or absent:
-        page.heading("Not known to be good")
+        page.heading(NOT_VERIFIED)
     page.line(absent, first=f"  {_MARKS['unknown']} ")
     codes = _codes_of_absent(report) if absent else set()
     not_held: list[str] = []

@@ -40,5 +40,5 @@ def test_a_port_that_the_host_of_the_service_shuts(make_lab: Callable[..., Lab])
     check_clean(run, PEERS_S)
     links = [("nd0", "nd1"), ("nd2", "nd1")]
     root = check_cause(run, run.report, "endpoint-blocked", hosts=["nd1"], links=links)
-    assert "; by nft" in root["message"], str(run)
+    assert "; dropped by this rule: nft" in root["message"], str(run)
     assert "on nd1: " in root["fix"], str(run)

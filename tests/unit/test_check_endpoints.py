@@ -154,7 +154,7 @@ def test_a_port_that_one_host_does_not_reach() -> None:
 def test_the_rule_of_the_host_of_the_service() -> None:
     world = World(3).fail("nd2").rule("nd0", incoming=True)
     one = found(world, "endpoint-blocked", "nd0", links=[("nd2", "nd0")])
-    assert "; by nft inet fw input: tcp dport 8265 drop" in one.message
+    assert "; dropped by this rule: nft inet fw input: tcp dport 8265 drop" in one.message
     assert one.fix.startswith("on nd0: nft insert rule inet fw input")
     assert one.confidence is Confidence.CERTAIN
 

@@ -149,7 +149,7 @@ def test_the_rule_that_diverts_calls_to_a_proxy_is_read_and_named() -> None:
     found = only(world.hit("nd1", ("nd0", "nd1"), **REDIRECT).judge(), "peer-intercepted")
     assert found.where.hosts == ("nd1",)
     assert found.message.endswith(
-        "; by nft ip nat PREROUTING: tcp dport 1024-65535 redirect to :15006"
+        "; redirected by this rule: nft ip nat PREROUTING: tcp dport 1024-65535 redirect to :15006"
     )
     (way,) = found.fix.alternatives
     assert way == "on nd1: nft delete rule ip nat PREROUTING handle 4"

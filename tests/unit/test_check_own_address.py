@@ -92,7 +92,7 @@ def test_the_rule_that_stops_it_is_named_with_the_real_chain(
     bad = {**seen("dropped", "dropped"), "loops": True, "rules": {"hits": [hit]}}
     made = make_cluster(check="own_address", by_host={"nd0": seen("connected"), "nd1": bad})
     found = only(CHECK, made, "own-address-blocked", hosts=["nd1"])
-    assert found.message.endswith(f"; by {tool} {table} {chain}: policy drop")
+    assert found.message.endswith(f"; dropped by this rule: {tool} {table} {chain}: policy drop")
     assert [step.command for step in found.fix.steps] == [command]
 
 

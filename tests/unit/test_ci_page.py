@@ -207,11 +207,12 @@ def test_the_pipeline():
             assert left.pop() == pairs[char]
     assert not left
     assert re.match(r"pipeline \{\n    agent ", PIPELINE)
-    (line,) = re.findall(r"sh '(.*)'", PIPELINE)
+    install, line = re.findall(r"sh '(.*)'", PIPELINE)
     words = shlex.split(line)
     assert f"junit testResults: '{words[words.index('--junit') + 1]}'" in PIPELINE
     assert f"artifacts: '{words[words.index('--json') + 1]}'" in PIPELINE
-    assert line == next(iter(GITLAB.values()))["script"][-1]
+    assert [install, line] == next(iter(GITLAB.values()))["script"]
+    assert install.startswith("python3 -m pip install ")
 
 
 def test_the_configuration_is_one(tmp_path: Path):

@@ -65,7 +65,7 @@ def test_what_is_not_known_is_said():
     hung = Outcome(OutcomeStatus.HUNG, breadcrumbs=({"step": "open /dev/x", "at_s": 0.0},))
     out = markdown.render(report_of(by_host={"nd0": OK, "nd1": hung}))
     assert out.startswith("## ❓ nccl-doctor: UNKNOWN\n")
-    assert "### Not known to be good\n\n- `shm`: `hung in open /dev/x (nd1)`\n" in out
+    assert "### Not verified\n\n- `shm`: `hung in open /dev/x (nd1)`\n" in out
 
 
 def test_a_warning_that_is_all_there_is_stands_once():

@@ -46,7 +46,7 @@ class Shows(Check):
         yield HostLink(0, 1, "ok", rtt_us=60.0, rate=1.25e9)
         yield HostLink(0, 1, "ok", rtt_us=50.0, rate=1.0e9)  # the best try counts
         yield HostLink(1, 0, "ok", rtt_us=70.4, rate=1.2e9)
-        yield Setup("results", "exact in 3 of 3 groups, of up to 4 ranks", 0)
+        yield Setup("results", "bit-exact in all groups tested, of up to 4 ranks", 0)
         raise KeyError("facts of another version")
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:
@@ -73,7 +73,7 @@ def test_the_healthy_summary_has_one_line_for_each_area() -> None:
         "  software  torch 2.8.0 · nccl 2.27.5",
         "  GPUs      8 x NVIDIA H100",
         "  network   eth0 MTU 1500 · round trip 50–70 µs · 9.6–10 Gbit/s over 2 links",
-        "  results   exact in 3 of 3 groups, of up to 4 ranks",
+        "  results   bit-exact in all groups tested, of up to 4 ranks",
         "",
         "checks: 1 passed · 2 hosts · 4 ranks · 3.5 s · exit code 0",
     ]
@@ -106,7 +106,7 @@ def test_no_check_is_asked_about_a_very_large_job(monkeypatch: pytest.MonkeyPatc
 def test_an_absent_host_is_one_line() -> None:
     found = Finding(ABSENT, "m", Where(ranks=(2, 3), nodes=(1,)))
     out = lines(report_of(found, absent_nodes=[1]))
-    at = out.index("Not known to be good")
+    at = out.index("Not verified")
     words = "  ? 1 of 2 hosts examined, nothing wrong found on them; node 1: nothing known"
     assert out[at + 1 : at + 3] == [words, ""]
     both = report_of(found, Finding(RISK, "m", Where(hosts=("nd0",))), absent_nodes=[1])

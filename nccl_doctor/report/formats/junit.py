@@ -197,7 +197,7 @@ def _folded(
     good = [key for key, here in by_place.items() if not here]
     open_ = [key for key in good if has_gap(key)]
     for words, count, is_gap in (
-        ("hosts that are not known to be good", len(open_), True),
+        ("hosts that are not verified", len(open_), True),
         ("all other hosts", len(good) - len(open_), False),
     ):
         cases += [(words, (), is_gap)] if count else []

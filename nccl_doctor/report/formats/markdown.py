@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from nccl_doctor.model.findings import Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.story import (
+    NOT_VERIFIED,
     Block,
     FindingBlock,
     KindBlock,
@@ -48,7 +49,7 @@ def sections(report: Report) -> list[str]:
     rest = [
         _list("Explained by the above, gone when it is fixed", explained),
         _list("Warnings", _warnings(story)),
-        _list("Not known to be good", gaps),
+        _list(NOT_VERIFIED, gaps),
     ]
     causes = map(_cause, story.kinds(story.causes))
     return [top, *causes, *filter(None, rest), f"{prose(counts(report))}\n"]

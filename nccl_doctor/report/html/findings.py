@@ -14,6 +14,7 @@ from nccl_doctor.report.html.facts import ParticipantEnd, in_order, item, number
 from nccl_doctor.report.html.markup import Html, element, fold, table, together
 from nccl_doctor.report.manual import check_page, kind_page
 from nccl_doctor.report.story import (
+    NOT_VERIFIED,
     Checks,
     FindingBlock,
     KindBlock,
@@ -349,7 +350,7 @@ def _gaps(report: Report) -> Iterator[Html]:
             )
             for (status, reason), names in gaps.items()
         ]
-        title = element("h2", "Not known to be good")
+        title = element("h2", NOT_VERIFIED)
         yield element("section", title, element("ul", *items), id="gaps")
 
 

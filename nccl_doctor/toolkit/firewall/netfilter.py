@@ -124,6 +124,14 @@ def quote_hit(hit: Mapping[str, Any]) -> str:
     return f"{hit['tool']} {hit['table']} {hit['chain']}: {hit['rule']}{why}"
 
 
+_DONE = {"drop": "dropped", "reject": "rejected", "redirect": "redirected"}
+
+
+def by_rule(hit: Mapping[str, Any]) -> str:
+    """What a `Hit` does to a call: `dropped by this rule: nft inet filter input: policy drop`."""
+    return f"{_DONE.get(hit['verdict'], 'stopped')} by this rule: {quote_hit(hit)}"
+
+
 @dataclass(frozen=True)
 class Rules:
     """All rules that could be read. `readable` is False where no tool shows them."""
