@@ -51,12 +51,21 @@ PROJECTS = ("deepspeed", "nccl", "pytorch")
 def issue(project: str, file: str | None, no_redact: bool, redact_key: str | None) -> None:
     """Print the issue form of a project, filled in from a saved report.
 
-    It begins with whether the finding can be a fault of that project at all.
+    It begins with whether the finding can be a fault of that project at all. On a host of the
+    report, the output of torch.utils.collect_env is part of the form that asks for it.
 
     FILE may be - for stdin. Names are replaced by pseudonyms; FILE.map.json holds the real names.
     """
     from nccl_doctor.registry import installed
-    from nccl_doctor.report.issue import NAMES, comment, fill, form_of, upstream_fault
+    from nccl_doctor.report.bundle import Piece, by_line
+    from nccl_doctor.report.issue import (
+        NAMES,
+        asks_for_collect_env,
+        comment,
+        fill,
+        form_of,
+        upstream_fault,
+    )
 
     if project not in PROJECTS or file is None:
         given = file or ("FILE" if project in PROJECTS else project)
@@ -65,14 +74,20 @@ def issue(project: str, file: str | None, no_redact: bool, redact_key: str | Non
             f"Type: nccl-doctor report issue PROJECT {given}"
         )
     saved = read_to_print(file)
+    empty = form_of(project)
+    collected = _collected(saved) if asks_for_collect_env(empty) else ""
     cover = _cover(_beside(file), file, no_redact, redact_key)
     if cover is not None:
+        text = cover.text_of(saved)
+        _learn(text, [Piece("", "", collected.encode())])
+        collected = by_line(collected, text.replaced)
         saved = cover.of_report(saved)
+        cover.keep(text.book)
         _write_map(cover)
     answer = upstream_fault(project, saved)
     question = f"Is this a fault of {NAMES[project]}?"
     form = f"<!-- {question} {comment(answer.words)} -->\n"
-    form += fill(form_of(project), saved, installed)
+    form += fill(empty, saved, installed, collected)
     click.echo(inert(form) if in_github() else form, nl=False)
 
 
@@ -111,7 +126,7 @@ def bundle(
     packed = Bundle()
     pieces = [
         *read_logs([*map(Path, logs), *named_logs(saved)], packed, raw=cover is None),
-        *([] if no_tools else _tools(packed)),
+        *([] if no_tools else _tools(packed, saved)),
     ]
     if cover is None:
         _pack(packed, saved, pieces)
@@ -162,17 +177,36 @@ def _default_output(file: str) -> str:
     return "nccl-doctor.bundle.tar.gz" if file == "-" else f"{Path(file).stem}.bundle.tar.gz"
 
 
-def _tools(packed: Bundle) -> Iterator[Piece]:
-    """Output of the tools of this host."""
+def _tools(packed: Bundle, saved: Report) -> Iterator[Piece]:
+    """Output of the tools of this host; that of `collect_env` only if it is a host of the job."""
     from nccl_doctor.report.bundle import Piece, without_secrets
-    from nccl_doctor.report.vendor import run_tools
+    from nccl_doctor.report.vendor import COLLECT_ENV, COMMANDS, run_tools
 
-    for name, printed in run_tools().items():
+    commands = {**COMMANDS, **(COLLECT_ENV if _is_here(saved) else {})}
+    if not _is_here(saved):
+        packed.leave_out(shlex.join(COLLECT_ENV["collect_env"]), "no host of the report")
+    for name, printed in run_tools(commands).items():
         command = shlex.join(printed.command)
         if printed.problem:
             packed.leave_out(command, printed.problem)
         if printed.text:
             yield Piece(f"tools/{name}.txt", command, without_secrets(printed.text.encode()))
+
+
+def _is_here(saved: Report) -> bool:
+    return host_name() in {host.name for host in saved.cluster.hosts}
+
+
+def _collected(saved: Report) -> str:
+    """What `collect_env` prints on a host of the job; empty elsewhere, or where it fails."""
+    from nccl_doctor.report.bundle import without_secrets
+    from nccl_doctor.report.vendor import COLLECT_ENV, run_tools
+
+    if not _is_here(saved):
+        return ""
+    (printed,) = run_tools(COLLECT_ENV).values()
+    text = without_secrets(printed.text.encode()).decode("utf-8", "replace")
+    return "" if printed.problem else text
 
 
 def _learn(text: Text, pieces: Sequence[Piece]) -> None:

@@ -34,6 +34,7 @@ from nccl_doctor.system.terminal import lines, safe
 UNKNOWN = "_(please fill in)_"
 _NONE = "_(not in the report)_"
 _LOG_LINES = 40
+_MOST_COLLECTED = 200
 _MOST_LOGS = 3
 _STUCK = (OutcomeStatus.HUNG, OutcomeStatus.DIED, OutcomeStatus.RAISED)
 _SETTINGS = ("NCCL_", "TORCH_", "GLOO_", "CUDA_", "UCX_", "FI_", "LD_LIBRARY_PATH")
@@ -56,13 +57,20 @@ def form_of(project: str) -> str:
     return files(__package__).joinpath(f"issues/{project}.md").read_text(encoding="utf-8")
 
 
-def fill(form: str, report: Report, checks: Checks = no_checks) -> str:
+def fill(form: str, report: Report, checks: Checks = no_checks, collected: str = "") -> str:
     """A form with what the report knows in it, as Markdown.
 
     Whatever was observed stands in code, where nothing is markup and nobody is notified. The
-    `checks` are asked for what the form wants to know of software and hardware.
+    `checks` are asked for what the form wants to know of software and hardware; `collected` is the
+    output of `collect_env` on a host of the job.
     """
-    return Template(form).substitute(_fields(report, checks))
+    printed = f"\n\n{_block(collected, _MOST_COLLECTED)}" if collected else UNKNOWN
+    return Template(form).substitute(_fields(report, checks), collect_env=printed)
+
+
+def asks_for_collect_env(form: str) -> bool:
+    """True if the form wants the output of `collect_env`."""
+    return "$collect_env" in form
 
 
 def comment(text: str) -> str:
@@ -214,9 +222,9 @@ def _config(cluster: Cluster) -> str:
     return f"DeepSpeed's configuration:\n\n{_block(json.dumps(config, indent=1, default=str))}"
 
 
-def _block(text: str) -> str:
-    """A code block that its own text cannot end."""
-    clean = "\n".join(lines(line) for line in text.splitlines()[-_LOG_LINES:])
+def _block(text: str, most: int = _LOG_LINES) -> str:
+    """A code block that its own text cannot end, of the last lines."""
+    clean = "\n".join(lines(line) for line in text.splitlines()[-most:])
     fence = fence_of(clean, 3)
     return f"{fence}text\n{clean}\n{fence}"
 

@@ -10,14 +10,17 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-DEADLINE_S = 20.0
-"""`nvidia-smi` takes seconds on a host of eight GPUs without persistence mode."""
+DEADLINE_S = 30.0
+"""`nvidia-smi` takes seconds on a host of eight GPUs without persistence mode, and `collect_env`
+imports torch.
+"""
 _KILL_S = 1.0
 _LARGEST = 4 * 1024 * 1024
 """Bytes of one tool's output that are kept."""
@@ -40,6 +43,8 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "ip-6-route": ("ip", "-6", "route"),
 }
 """Name in the bundle → command. They only read."""
+COLLECT_ENV = {"collect_env": (sys.executable, "-m", "torch.utils.collect_env")}
+"""What PyTorch's issue form asks for. It says something only on a host of the job."""
 
 
 @dataclass(frozen=True)

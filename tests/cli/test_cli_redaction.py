@@ -18,6 +18,7 @@ from nccl_doctor.cli import cli
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report.formats import formats
 from nccl_doctor.report.formats import json as json_format
+from nccl_doctor.toolkit.host import host_name
 from tests.cli.program import program
 from tests.support.clusters import make_cluster
 from tests.support.planted import leaks, secret_report
@@ -194,6 +195,7 @@ def test_bundle(saved, tools):
         assert each["sha256"] == hashlib.sha256(files[each["name"]]).hexdigest()
     why = {each["what"]: each["why"] for each in manifest["left_out"]}
     assert why["nvidia-smi -q"] == "exit code 6"
+    assert "no host of the report" in why.values()  # collect_env
     assert "not text, so names in it cannot be replaced by pseudonyms" in why.values()
     names = names_in(Path("saved.bundle.tar.gz.map.json"))
     assert {"gandalf", "gimli"} <= set(names["host"].values())
@@ -270,6 +272,23 @@ def test_issue(saved, project):
     assert "gandalf" in names_in(Path("saved.json.map.json"))["host"].values()
     raw = invoke("report", "issue", project, "saved.json", "--no-redact")
     assert "gandalf" in raw.output
+
+
+def test_what_collect_env_prints_is_in_form_and_bundle_on_a_host_of_the_report(saved):
+    data = json.loads(saved.read_text())
+    data["hosts"][0]["host"] = host_name()
+    saved.write_text(json.dumps(data))
+    form = invoke("report", "issue", "pytorch", "saved.json").output
+    printed = form.partition("`python -m torch.utils.collect_env`: \n\n```text\n")[2]
+    assert "PyTorch version: " in printed.partition("\n```\n")[0]
+    assert invoke("report", "bundle", "saved.json").exit_code == 0
+    files = files_of(Path("saved.bundle.tar.gz"))
+    assert b"PyTorch version: " in files["tools/collect_env.txt"]
+
+
+def test_elsewhere_what_collect_env_prints_is_left_to_people(saved):
+    form = invoke("report", "issue", "pytorch", "saved.json").output
+    assert "`python -m torch.utils.collect_env`: _(please fill in)_\n" in form
 
 
 def test_a_bundle_and_an_issue_have_the_same_pseudonyms(saved):

@@ -4,6 +4,7 @@ the exposition format, which is stricter. docs/monitoring.md shows them as they 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import stat
@@ -226,3 +227,50 @@ def test_the_page_names_the_metrics_that_there_are():
         assert set(re.findall(r"nccl_doctor_\w+", rule["expr"])) <= found.keys()
         assert rule["alert"]
         assert rule["annotations"]["summary"]
+
+
+DASHBOARD = json.loads((PAGE.parent / "examples" / "grafana" / "nccl-doctor.json").read_text())
+QUERIES = [(panel["title"], each) for panel in DASHBOARD["panels"] for each in panel["targets"]]
+
+
+def test_the_dashboard_asks_for_metrics_and_labels_that_there_are():
+    """Labels that Prometheus adds, `instance`, are not in the file."""
+    found = families(prometheus.render(report_of(Finding(PORT, "m", Where(hosts=("nd0",))))))
+    known = {
+        name: {label for _, labels, _ in samples_ for label, _ in labels} | {"instance"}
+        for name, samples_ in found.items()
+    }
+    asked = set()
+    for title, query in QUERIES:
+        for name, inner in re.findall(r"(nccl_doctor_\w+)(?:\{([^}]*)\})?", query["expr"]):
+            asked.add(name)
+            assert name in known, title
+            assert set(re.findall(r"(\w+)\s*=~?", inner)) <= known[name], title
+        legend = set(re.findall(r"\{\{(\w+)\}\}", query["legendFormat"]))
+        assert legend <= {"instance", "code", "check"}, title
+        assert query["expr"].count("(") == query["expr"].count(")"), title
+    assert asked == found.keys()
+
+
+def test_the_dashboard_is_one():
+    """What Grafana needs of it, and nothing that lies on something else."""
+    assert DASHBOARD["schemaVersion"] >= 36  # since Grafana 9, a datasource is an object
+    assert {"title", "uid", "panels", "templating", "time"} <= DASHBOARD.keys()
+    variables = {each["name"]: each for each in DASHBOARD["templating"]["list"]}
+    assert variables["source"]["type"] == "datasource"
+    taken = set()
+    for panel in DASHBOARD["panels"]:
+        assert {"id", "title", "description", "type", "gridPos", "targets"} <= panel.keys()
+        assert panel["type"] in ("stat", "table", "timeseries")
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not cells & taken
+        taken |= cells
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    text = json.dumps(DASHBOARD)
+    assert set(re.findall(r"\$\{?([a-z]+)", text)) - {"__all"} == variables.keys()
