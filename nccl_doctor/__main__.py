@@ -22,6 +22,8 @@ _COMMANDS = ("run", "env", "checks", "explain", "report", "schema", "completion"
 
 _KEEP = "keep"
 """First word of the process that a run with --autopsy becomes, as `cli.keep` writes it."""
+_AFTER = "--after="
+"""Option with the seconds to wait, as `cli.retry` writes it."""
 _COMPLETE = "_NCCL_DOCTOR_COMPLETE"
 """Set by the scripts of `completion`, which name it too."""
 
@@ -40,6 +42,8 @@ def main() -> None:
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     command = next((word for word in own if word in _COMMANDS), "")
     examines = command in ("run", "env") and not {"-h", "--help"} & set(own)
+    if examines:
+        _pause(own)
     terms = supervisor.Terms(
         limit_s=_limit(own, examines=examines),
         keeps=examines,
@@ -141,6 +145,20 @@ def _limit(arguments: Sequence[str], *, examines: bool) -> float:
     except ValueError:
         return _EXAMINES_S
     return seconds if seconds > 0 else _EXAMINES_S
+
+
+def _pause(arguments: Sequence[str]) -> None:
+    """Wait as long as --after says, which an attempt gives to the next one (`cli.retry`)."""
+    import time
+
+    for word in arguments:
+        if word.startswith(_AFTER):
+            try:
+                time.sleep(float(word.removeprefix(_AFTER)))
+            except KeyboardInterrupt:
+                sys.exit(130)
+            except ValueError:
+                return  # click says so
 
 
 def _unable_for(arguments: Sequence[str]) -> supervisor.Unable:

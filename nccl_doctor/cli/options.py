@@ -306,6 +306,16 @@ HEADINGS: Mapping[str, tuple[OptionRow, ...]] = {
             about="Time limit for one attempt with one group. With NCCL the time that GPUs and "
             "communicators take to start is added.",
         ),
+        _entry(
+            "--retry",
+            of=_EXAMINE,
+            metavar="SECONDS",
+            type=Seconds(),
+            about="Examine again until the exit code would be 0, as long as this time is not over; "
+            "--timeout is the limit of each attempt. For hosts that come up late. Until then each "
+            "attempt is one line on stderr.",
+        ),
+        _entry("--after", of=_EXAMINE, type=Seconds(), hidden=True),
     ),
     "Reports (PATH - writes to stdout, in place of the text)": (
         _entry(

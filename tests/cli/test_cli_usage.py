@@ -262,6 +262,8 @@ def test_bad_values_in_it(tmp_path, command, text, words):
 COMMANDS = {"run", "autopsy", "checks", "explain", "report", "env", "schema", "completion"}
 REPORT_COMMANDS = {"show", "judge", "merge", "diff", "fixes", "bundle", "issue"}
 RUN_FLAGS = {
+    "--retry",
+    "--after",
     "--standalone",
     "--html",
     "--github",
@@ -314,6 +316,8 @@ RUN_FLAGS = {
     "-v",
 }
 ENV_FLAGS = {
+    "--retry",
+    "--after",
     "--html",
     "--github",
     "--no-github",
