@@ -78,7 +78,7 @@ def test_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel(tmp_path, "nvidia-nccl-cu13", "2.28.9")
     wheel(tmp_path, "nvidia-nccl-cu12", "2.27.3")
     wheel(tmp_path, "nvidia-cublas-cu12", "12.8")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.path", [str(tmp_path)])  # not the machine's own
     library = str(tmp_path / "nvidia/nccl/lib/libnccl.so.2")
     assert nccl_wheels() == [
         {"name": "nvidia-nccl-cu12", "version": "2.27.3", "library": library},
@@ -88,7 +88,7 @@ def test_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_wheel_whose_file_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel(tmp_path, "nvidia-nccl-cu12", "2.27.3", there=False)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.path", [str(tmp_path)])  # not the machine's own
     assert [found["library"] for found in nccl_wheels()] == [None]
 
 
