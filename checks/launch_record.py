@@ -150,6 +150,11 @@ NO_RANK = Kind(
     Severity.INFO,
     effects=(Effect.SHOWN,),
 )
+BY_NODE = NO_RANK.variant(
+    title="The tasks have no RANK: the examination numbered them by their hosts",
+    why="init_process_group reads RANK unless it is given it, or another init_method, and raises "
+    "without it. A job that numbers its ranks itself (Lightning) needs no change.",
+)
 INDEPENDENT = Kind(
     "launch-runs-independent",
     Layer.LAUNCH,
@@ -344,6 +349,13 @@ def _better_place(cluster: Cluster) -> Mapping[str, str]:
 def _without_rank(cluster: Cluster) -> Iterator[Finding]:
     """A note on tasks whose rank is known from variables that torch does not read."""
     launches = [rank.launch for rank in cluster.present if rank.launch is not None]
+    if any(each.launcher == "env" and each.rank != each.given("rank") for each in launches):
+        line = shell("# export RANK=$((NODE_RANK * NUMBER + LOCAL_RANK))")
+        yield Finding(
+            BY_NODE,
+            "RANK is not set: NODE_RANK and LOCAL_RANK say it",
+            fix=Fix(Step(line, On.EVERY, note="NUMBER is that of the ranks of a host")),
+        )
     launch = next((each for each in launches if each.launcher in STARTERS), None)
     if launch is None:
         return

@@ -28,8 +28,19 @@ _BY_VARIABLES = {
         '--master-addr "${{AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS:-$(hostname -I | '
         "cut -d ' ' -f 1)}}\""
     ),
+    "SM_HOSTS": shell(  # ["algo-1", "algo-2"]; the first is SageMaker's master
+        "# --nnodes $(echo $SM_HOSTS | tr , '\\n' | wc -l) "
+        "--node-rank $(echo $SM_HOSTS | tr -d '[]\" ' | tr , '\\n' | grep -nx $SM_CURRENT_HOST | "
+        "awk -F: '{{print $1 - 1}}') "
+        "--master-addr $(echo $SM_HOSTS | tr -d '[]\" ' | cut -d , -f 1)"
+    ),
 }
 """Variable of a scheduler that starts a process on each host → the options that follow."""
+_NODE_RANKS = {
+    "_CONDOR_NPROCS": "_CONDOR_PROCNO",
+    **{name: name for name in ("JOB_COMPLETION_INDEX", "NODE_RANK")},
+}
+"""Variable of a scheduler that says no address → the one with the number of the host."""
 _FILES = {
     **{name: name for name in ("PBS_NODEFILE", "OAR_NODEFILE", "PE_HOSTFILE")},
     "LSB_MCPU_HOSTS": "LSB_DJOB_HOSTFILE",
@@ -45,9 +56,11 @@ def unread_hosts(unread: UnreadHosts) -> Iterator[Finding]:
     """One finding if there are any; its fix gives what the command leaves unknown."""
     if not unread.said:
         return
+    variable = _NODE_RANKS.get(unread.variable)
     options = shell(
-        "# --nnodes {:number} --node-rank NUMBER --master-addr {}",
+        "# --nnodes {:number} --node-rank {} --master-addr {}",
         unread.nnodes or "NUMBER",
+        shell("${:variable}", variable) if variable else "NUMBER",
         unread.master_addr or "ADDRESS",
     )
     step = Step(_BY_VARIABLES.get(unread.variable, options), On.EVERY, note=_NOTE)

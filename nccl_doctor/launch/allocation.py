@@ -33,6 +33,20 @@ def _at_least(text: str, _: Mapping[str, str]) -> int:
     return (number(text) or 0) + 1
 
 
+def _of_a_script(text: str, environ: Mapping[str, str]) -> int:
+    """Hosts of a job of which a script gave this one a number: as many as it says, or one more than
+    that number, or two where it says how many ranks meet at an address.
+    """
+    told = _told_by_a_script(environ)
+    ranks = number(environ.get("WORLD_SIZE", "")) or 0
+    least = 2 if ranks > 1 and "MASTER_ADDR" in environ and not told else 0
+    return max((number(text) or 0) + 1, told, least)
+
+
+def _told_by_a_script(environ: Mapping[str, str]) -> int:
+    return next(filter(None, (number(environ.get(name, "")) for name in SIZES)), 0)
+
+
 def _in_json(text: str, _: Mapping[str, str]) -> int:
     try:
         hosts = json.loads(text)
@@ -57,6 +71,8 @@ def _in_file(text: str, _: Mapping[str, str]) -> int:
     return len(set(first_words(text)))
 
 
+SIZES = ("NNODES", "NUM_NODES")
+"""Variables in which scripts have the number of hosts."""
 _Reader = Callable[[str, Mapping[str, str]], int]
 _ON_EACH: Mapping[str, _Reader] = {  # the process is started on each host
     "SKYPILOT_NUM_NODES": _count,  # docs.skypilot.co, distributed jobs
@@ -66,6 +82,8 @@ _ON_EACH: Mapping[str, _Reader] = {  # the process is started on each host
     "SM_HOSTS": _in_json,  # sagemaker-training-toolkit, ENVIRONMENT_VARIABLES.md
     "_CONDOR_NPROCS": _of_condor,  # HTCondor, parallel universe
     "JOB_COMPLETION_INDEX": _at_least,  # Kubernetes, Job with completionMode Indexed
+    "NODE_RANK": _of_a_script,  # Lightning, general purpose cluster
+    **dict.fromkeys(SIZES, _count),
 }
 _ON_THE_FIRST: Mapping[str, _Reader] = {  # a script on one host starts the others
     "PBS_NODEFILE": _in_file,
@@ -111,6 +129,12 @@ def other_hosts(environ: Mapping[str, str], *, command: bool) -> UnreadHosts:
         if count > 1:
             if reader is _at_least:
                 return UnreadHosts(f"{variable}={count - 1}", variable=variable)
+            if reader is _of_a_script:
+                shown = (variable, *SIZES, "WORLD_SIZE")
+                said = " and ".join(f"{n}={environ[n][:9]}" for n in shown if n in environ)
+                told = str(_told_by_a_script(environ) or "")
+                at = environ.get("MASTER_ADDR", "")
+                return UnreadHosts(said, nnodes=told, master_addr=at, variable=variable)
             return UnreadHosts(
                 f"{variable} has {count} hosts", nnodes=str(count), variable=variable
             )

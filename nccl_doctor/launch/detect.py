@@ -14,6 +14,7 @@ from typing import Any
 
 from nccl_doctor.launch.launchers import (
     LAUNCHERS,
+    LEADERS,
     MASTER_ADDR_LINES,
     ONCE_PER_HOST,
     PRTERUN,
@@ -26,6 +27,7 @@ from nccl_doctor.launch.launchers import (
     tasks_on_node,
 )
 from nccl_doctor.model.codec import MAX_RANKS
+from nccl_doctor.model.commands import unknown_in
 from nccl_doctor.model.launch import DERIVED, Launch, LaunchProblem
 from nccl_doctor.toolkit.relaunch import STARTERS
 
@@ -74,8 +76,9 @@ def _started_us(launcher: Launcher, environ: Mapping[str, str]) -> bool:
         return launcher.is_marked(environ)
     world = number(environ.get("WORLD_SIZE", ""))
     size = launcher.own_number(environ, "world_size")
-    if launcher is PRTERUN and world is None:
-        return True  # how many tasks there are is told by nobody
+    if launcher is PRTERUN and world is None:  # how many tasks there are is told by nobody
+        by_prrte = environ.get("PMIX_NAMESPACE", "").startswith("prte")  # and not by Slurm
+        return by_prrte or "PRTE_LAUNCHED" in environ
     if "RANK" in environ and world is not None and size is not None and world > size:
         return False  # the tasks are per-host scripts, which then numbered their own ranks
     return (size or world or 1) > 1
@@ -243,6 +246,7 @@ class _EnvironmentPass:
             here = self._tasks_here(SRUN)
             if here is not None and 0 < here <= self.values.get("world_size", MAX_RANKS):
                 self._derive("local_world_size", here, "SLURM_STEP_TASKS_PER_NODE")
+        self._number_by_node()
         rank, world = self.values.get("rank"), self.values.get("world_size")
         if rank is None or world is None or rank >= world:
             return
@@ -263,6 +267,19 @@ class _EnvironmentPass:
         follows = self.values.get("local_rank", rank % local) == rank % local
         if follows and (self.launcher.packed or local == world):
             self._derive("node_rank", rank // local, "RANK and LOCAL_WORLD_SIZE")
+
+    def _number_by_node(self) -> None:
+        """Rank of a process that knows its host and its place there, as Lightning numbers it."""
+        node, world = self.values.get("node_rank"), self.values.get("world_size")
+        here, nnodes = self.values.get("local_rank"), self.values.get("nnodes")
+        if None in (node, here, world) or self.launcher.name != "env":
+            return
+        if nnodes and world % nnodes == 0:
+            by = f"WORLD_SIZE and {self.sources['nnodes']}"
+            self._derive("local_world_size", world // nnodes, by)
+        local = self.values.get("local_world_size")
+        if local and here < local and node < world // local and world % local == 0:
+            self._derive("rank", node * local + here, "NODE_RANK and LOCAL_RANK")
 
     def _derive(self, name: str, value: int | str, reason: str) -> None:
         is_set = any(variable in self.environ for variable in self.launcher.variables(name))
@@ -305,15 +322,19 @@ class _EnvironmentPass:
 
     def _export(self, missing: tuple[str, ...]) -> str:
         """The shell line that sets what is missing."""
+        if missing == ("RANK",) and {"node_rank", "local_rank"} <= self.values.keys():
+            line = "export RANK=$((NODE_RANK * NUMBER + LOCAL_RANK))"
+            return f"`# {line}` (NUMBER is that of the ranks of a host)"
         if not all("MASTER_" in name for name in missing):
             return "start the processes with torchrun, or set " + ", ".join(missing)
         if self.launcher.name == "ray":  # its store is there, at a port that no variable tells
             return 'TorchConfig(init_method="env"), which is its default'
         known = {"MASTER_PORT": "MASTER_PORT=29500"}
         name = self.launcher.name
-        known["MASTER_ADDR"] = MASTER_ADDR_LINES.get(name, "MASTER_ADDR=ADDRESS")
+        leader = next((f"${each}" for each in LEADERS if self.environ.get(each)), "ADDRESS")
+        known["MASTER_ADDR"] = MASTER_ADDR_LINES.get(name, f"MASTER_ADDR={leader}")
         line = "export " + " ".join(known.get(n.removeprefix("PET_"), n) for n in missing)
-        if "ADDRESS" in line:
+        if unknown_in(line):
             return f"`# {line}` ({_OF})"
         if name == "mpirun":
             return f"`{line}`; `# mpirun {' '.join(f'-x {each}' for each in missing)}`"

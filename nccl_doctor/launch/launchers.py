@@ -172,10 +172,11 @@ FLUX = Launcher(  # flux-core, src/shell/task.c
     tasks=True,
     packed=False,
 )
-# PRRTE's own launcher says no number of ranks.
+# PRRTE's own launcher says no number of ranks. Open MPI 5 starts its tasks by it, and says one.
 PRTERUN = Launcher(
     "prterun",
-    marks=(("PMIX_RANK", "PRTE_LAUNCHED"),),
+    marks=(("PMIX_RANK", "PRTE_LAUNCHED"), ("PMIX_RANK", "PMIX_NAMESPACE")),
+    without=("OMPI_COMM_WORLD_SIZE",),
     own={"rank": ("PMIX_RANK",)},
     tasks=True,
     packed=False,
@@ -186,6 +187,10 @@ _OF_HOSTS: FieldVariables = {
     "local_world_size": ("NPROC_PER_NODE",),
     "master_addr": ("MASTER_ADDR",),
     "master_port": ("MASTER_PORT",),
+}
+_OF_SCRIPTS: FieldVariables = {
+    "node_rank": ("NODE_RANK",),
+    "nnodes": ("NNODES", "NUM_NODES"),
 }
 ONCE_PER_HOST = (JSRUN, OPEN_MPI, PALS, HYDRA, FLUX, SRUN)
 """Launchers of tasks, each of which may be a launcher of ranks: then one on each host."""
@@ -283,11 +288,9 @@ LAUNCHERS = (  # in the order in which they are looked for: the innermost first
             "master_port": ("PET_MASTER_PORT", "MASTER_PORT"),
         },
     ),
-    Launcher(
-        "env",
-        marks=(("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",)),
-        own={"node_rank": ("NODE_RANK",), "nnodes": ("NNODES",)},
-    ),
+    Launcher("env", marks=(("RANK",), ("LOCAL_RANK",)), own=_OF_SCRIPTS),
+    # With a node rank besides, it is a host whose program starts the ranks (Lightning).
+    Launcher("env", marks=(("WORLD_SIZE",),), without=("NODE_RANK",), own=_OF_SCRIPTS),
 )
 TORCHRUN_WORDS = re.compile(r"auto|cpu|gpu|xpu|\d+:\d+")
 """Values of PET_NPROC_PER_NODE and PET_NNODES that are right, but are not one number."""
@@ -307,6 +310,8 @@ MASTER_ADDR_LINES = {
 """How a script tells torch, by launcher."""
 
 
+LEADERS = ("LWS_LEADER_ADDRESS", "DSTACK_MASTER_NODE_IP")
+"""Variables of schedulers with the address of their first host."""
 _JOBS = (
     *("PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "SUBMITIT_LOCAL_JOB_ID"),
     *("SLURM_JOB_ID", "SLURM_JOBID"),

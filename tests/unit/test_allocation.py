@@ -12,6 +12,7 @@ from nccl_doctor.judge.unread_hosts import unread_hosts
 from nccl_doctor.launch.allocation import ignored_hostfile, other_hosts
 from nccl_doctor.model.job import UnreadHosts
 from tests.support.command_lines import job
+from tests.support.launches import MASTER
 from tests.support.rows import each_row
 
 FILES = {
@@ -54,7 +55,14 @@ def in_folder(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
         ({"LSB_MCPU_HOSTS": "a1 8 a2 8"}, "LSB_MCPU_HOSTS has 2 hosts"),
         ({"LSB_MCPU_HOSTS": "a1 1 a2 1"}, "LSB_MCPU_HOSTS has 2 hosts"),
         ({"SLURM_JOB_NUM_NODES": "2"}, "SLURM_JOB_NUM_NODES has 2 hosts"),
+        ({"NODE_RANK": "0", "WORLD_SIZE": "4", **MASTER}, "NODE_RANK=0 and WORLD_SIZE=4"),
+        ({"NODE_RANK": "1", **MASTER}, "NODE_RANK=1"),
+        ({"NODE_RANK": "0", "NUM_NODES": "2"}, "NODE_RANK=0 and NUM_NODES=2"),
+        ({"NNODES": "2"}, "NNODES has 2 hosts"),
         # one host, or nobody knows
+        ({"NODE_RANK": "0", "WORLD_SIZE": "4"}, ""),
+        ({"NODE_RANK": "0", "WORLD_SIZE": "4", "NNODES": "1", **MASTER}, ""),
+        ({"NODE_RANK": "zero"}, ""),
         ({}, ""),
         ({"SKYPILOT_NUM_NODES": "1"}, ""),
         ({"SKYPILOT_NUM_NODES": "two"}, ""),
@@ -122,6 +130,19 @@ def typed(line: str, environ: Mapping[str, str], folder: Path) -> list[str]:
             },
             "--nnodes 2 --node-rank 1 --master-addr 10.0.0.5",
         ),
+        (
+            {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"},
+            "--nnodes 2 --node-rank 1 --master-addr algo-1",
+        ),
+        (
+            {"_CONDOR_NPROCS": "3", "_CONDOR_PROCNO": "2"},
+            "--nnodes 3 --node-rank 2 --master-addr ADDRESS",
+        ),
+        ({"JOB_COMPLETION_INDEX": "1"}, "--nnodes NUMBER --node-rank 1 --master-addr ADDRESS"),
+        (
+            {"NODE_RANK": "1", "NNODES": "2", **MASTER},
+            "--nnodes 2 --node-rank 1 --master-addr nd0",
+        ),
     ],
 )
 def test_the_line_for_a_host_has_its_numbers(
@@ -173,12 +194,7 @@ def test_a_hostfile_that_open_mpi_5_does_not_read(
 
 
 def test_what_nobody_knows_stays_open() -> None:
-    assert fix_of({"SM_HOSTS": '["algo-1", "algo-2"]'}) == [
-        "# --nnodes 2 --node-rank NUMBER --master-addr ADDRESS"
-    ]
-    assert fix_of({"JOB_COMPLETION_INDEX": "3"}) == [
-        "# --nnodes NUMBER --node-rank NUMBER --master-addr ADDRESS"
-    ]
+    assert fix_of({"NNODES": "2"}) == ["# --nnodes 2 --node-rank NUMBER --master-addr ADDRESS"]
     assert fix_of({"SLURM_JOB_NUM_NODES": "2"}) == ["# srun nccl-doctor run"]
     (make, _) = fix_of({"LSB_MCPU_HOSTS": "a1 8 a2 8"})
     assert '"$LSB_DJOB_HOSTFILE"' in make

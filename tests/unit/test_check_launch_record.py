@@ -327,6 +327,18 @@ def test_ranks_that_torch_can_read(launcher: str, sources: Mapping[str, str]):
     assert "rank-not-set" not in [each.code for each in judge(tasks(launcher, sources))]
 
 
+def test_ranks_that_are_numbered_by_their_hosts() -> None:
+    cluster = change_rank(make_cluster(), 3, launch={"launcher": "env"})
+    assert cluster.ranks[3].launch is not None
+    sources = {**cluster.ranks[3].launch.sources, "rank": "derived from NODE_RANK"}
+    (found,) = judge(change_rank(cluster, 3, launch={"launcher": "env", "sources": sources}))
+    assert (found.code, found.level) == ("rank-not-set", Severity.INFO)
+    assert found.kind.title.startswith("The tasks have no RANK: the examination numbered them by ")
+    assert [step.command for step in found.fix.steps] == [
+        "# export RANK=$((NODE_RANK * NUMBER + LOCAL_RANK))"
+    ]
+
+
 def test_it_is_shown_beside_the_verdict_though_it_is_information():
     cluster = tasks("srun", OF_SLURM)
     report = through_json(conclude(cluster, [CHECK], run=RUN))

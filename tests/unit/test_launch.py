@@ -301,6 +301,28 @@ class TestWhereRanksMeet:
         assert whole.problems == ()
         assert (whole.world_size, whole.master_port) == (8, 22111)
 
+    def test_a_task_of_prrte_is_known_by_its_namespace(self) -> None:
+        """`prun` in the machine of another `prte`, or a container without PRTE_LAUNCHED."""
+        alone = without(PRTERUN, "PRTE_LAUNCHED")
+        for namespace in ("prterun-nd0-4711@1", "prte-nd0-4711@2"):
+            found = detect({**alone, "PMIX_NAMESPACE": namespace})
+            assert (found.launcher, found.rank, found.master_addr) == ("prterun", 5, "nd0")
+        assert detect({**alone, "PMIX_NAMESPACE": "slurm.pmix.4711.0"}) == Launch()
+        one = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
+        assert detect({**PRTERUN, **one}) == Launch(), "the only task of Open MPI 5"
+
+    @each_row(
+        ("leader", "line"),
+        [
+            ("LWS_LEADER_ADDRESS", "`export MASTER_ADDR=$LWS_LEADER_ADDRESS`"),
+            ("DSTACK_MASTER_NODE_IP", "`export MASTER_ADDR=$DSTACK_MASTER_NODE_IP`"),
+            ("X", "`# export MASTER_ADDR=ADDRESS` (ADDRESS is that of rank 0's host)"),
+        ],
+    )
+    def test_ranks_of_a_scheduler_that_tells_its_first_host(self, leader: str, line: str) -> None:
+        found = problem({**without(PLAIN, "MASTER_ADDR"), leader: "l-0"}, "launch-missing-variable")
+        assert found.fix == line
+
     def test_the_master_node_of_azure(self) -> None:
         launch = detect({**OPEN_MPI, "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"})
         assert launch.master_addr == "10.0.0.4"
@@ -355,6 +377,27 @@ class TestPerHostLaunchers:
         assert flags is not None
         assert (flags.nnodes, flags.node_rank, flags.nproc_per_node) == (2, 1, nproc)
         assert (flags.master_addr, flags.master_port) == ("nd0", 29500)
+
+    def test_a_host_whose_program_starts_the_ranks(self) -> None:
+        """Lightning's variables, of its page on general purpose clusters: a host, and no rank."""
+        host = {**MASTER, "NODE_RANK": "1", "WORLD_SIZE": "8"}
+        assert detect(host) == Launch()
+        assert detect({**MASTER, "WORLD_SIZE": "8"}).launcher == "env"
+
+    def test_ranks_that_are_numbered_on_their_host(self) -> None:
+        """Lightning, where the processes are started by hand: RANK follows, as it numbers them."""
+        rank = {**MASTER, "NODE_RANK": "1", "LOCAL_RANK": "2", "WORLD_SIZE": "8"}
+        for more in ({"NNODES": "2"}, {"NUM_NODES": "2"}, {"LOCAL_WORLD_SIZE": "4"}):
+            launch = detect({**rank, **more})
+            assert (launch.launcher, launch.problems) == ("env", ())
+            assert (launch.rank, launch.local_world_size) == (6, 4)
+            assert (launch.node_rank, launch.nnodes) == (1, 2)
+            assert launch.sources["rank"] == "derived from NODE_RANK and LOCAL_RANK"
+        wrong = {**rank, "NODE_RANK": "2", "LOCAL_WORLD_SIZE": "4"}
+        for known in (rank, wrong):
+            assert problem(known, "launch-missing-variable").message == "RANK is not set"
+        found = problem(rank, "launch-missing-variable")
+        assert "`# export RANK=$((NODE_RANK * NUMBER + LOCAL_RANK))`" in found.fix
 
     def test_ranks_inside_such_a_host_are_ranks(self) -> None:
         ranks = {**PLAIN, "NPROC_PER_NODE": "4", "CLUSTER_SPEC": "{}"}

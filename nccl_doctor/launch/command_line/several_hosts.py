@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePath
 
-from nccl_doctor.launch.allocation import other_hosts
+from nccl_doctor.launch.allocation import SIZES, other_hosts
 from nccl_doctor.launch.command_line.wrappers import SHELLS, SUBMIT
 from nccl_doctor.model.job import UnreadHosts
 
@@ -27,8 +27,6 @@ _ADDRESSES = frozenset(
 """The last is vLLM's: its hosts of data parallelism are not counted."""
 _FILES = frozenset(("hostfile", "host-file", "hosts-file", "machinefile", "machine-file"))
 _LISTS = frozenset(("H", "hosts", "host-list", "hostlist", "nodelist"))
-_SIZES = ("NNODES", "NUM_NODES")
-"""Variables in which scripts have the number of hosts."""
 _OF_SLURM = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 _HERE = ("", "localhost", "ip6-localhost")
 
@@ -83,7 +81,7 @@ def several_hosts(words: Sequence[str], environ: Mapping[str, str]) -> UnreadHos
     for option, value, shown in options_in(_opened(words, environ)):
         found.take(starter, option, value, shown)
     if not found.counted:
-        sizes = (*(_OF_SLURM if name in STARTERS else ()), *_SIZES)
+        sizes = (*(_OF_SLURM if name in STARTERS else ()), *SIZES)
         for variable in sizes:
             if variable in environ and not found.counted:
                 found.count(environ[variable], f"{variable}={environ[variable][:9]}")
