@@ -47,6 +47,7 @@ from nccl_doctor.api import (
     Where,
     likely_address,
 )
+from nccl_doctor.toolkit.firewall.netfilter import who_stops
 from nccl_doctor.toolkit.firewall.portrules import (
     ShutDoor,
     explains_knock,
@@ -121,6 +122,7 @@ class MasterFirewall(Check):
                 fix=how_to_let_pass(facts["rules"], hit, host),
                 confidence=Confidence.CERTAIN if hit["anyone"] or victims else Confidence.LIKELY,
                 effects=(Effect.SHUTS_OUT,),
+                cause=who_stops([host], hit, at=f"port {facts['port']}"),
             )
 
 

@@ -92,8 +92,8 @@ from nccl_doctor.api import (
     shell,
     spans_machines,
 )
-from nccl_doctor.toolkit.firewall.netfilter import by_rule, quote_hit
-from nccl_doctor.toolkit.hosts import link_names
+from nccl_doctor.toolkit.firewall.netfilter import by_rule, quote_hit, who_stops
+from nccl_doctor.toolkit.hosts import link_names, some_of
 from nccl_doctor.toolkit.nccl.survey import other_answers
 from nccl_doctor.toolkit.net.ports import port_range
 from nccl_doctor.toolkit.peers.calls import CallMatrix, call_on_chosen_addresses, calls_deadline
@@ -353,6 +353,7 @@ def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
         message += UNUSED
     evidence: dict[str, Any] = {"calls": matrix.shown(calls)}
     confidence = found.confidence
+    cause = ""
     answered = kind in (PEER_INTERCEPTED, MTU_BLACKHOLE)
     if not answered and not found.rules and is_translated(calls, matrix.seen):
         said, fix = translation(calls, matrix.seen, labels, if_reached(_fix(matrix, kind, found)))
@@ -383,6 +384,8 @@ def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
         more = len({quote for _, quote in quotes}) - 1
         first = found.rules[min(found.rules)][0]
         message += f"; {by_rule(first)}" + (f" and {more} more" if more else "")
+        if not large:  # of large packets, a rule may stop what only tells their size
+            cause = _cause(labels, found)
     else:
         ends = {call.pair for call in calls}
         evidence["local rules"] = what_rules_say(labels, matrix.rules, ends)
@@ -401,7 +404,18 @@ def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
         fix=_without_routes(matrix, dead) if dead else _fix(matrix, kind, found),
         severity=severity,
         confidence=confidence,
+        cause="" if dead else cause,
     )
+
+
+def _cause(labels: Mapping[int, str], found: Suspects) -> str:
+    """The rule that stops the calls, its hosts, and the hosts whose packets it stops."""
+    hit = next(hit for _, hits in sorted(found.rules.items()) for hit in hits)
+    others = {
+        labels[end] for call in found.calls for end in call.pair if end not in found.rules
+    } or {labels[end] for call in found.calls for end in call.pair}
+    hosts = sorted(labels[seat] for seat in found.rules)
+    return who_stops(hosts, hit, others=some_of(sorted(others)))
 
 
 def _dead_routes(matrix: _Matrix, calls: Iterable[PeerCall]) -> list[tuple[str, int]]:

@@ -87,12 +87,13 @@ from nccl_doctor.toolkit.groups.attempts import attempt_deadline
 from nccl_doctor.toolkit.groups.doing import last_line
 from nccl_doctor.toolkit.groups.forming import form_world
 from nccl_doctor.toolkit.groups.stopwatch import Stopwatch
-from nccl_doctor.toolkit.groups.timed import TIMED, rate_text, slow_pairs, with_rates
+from nccl_doctor.toolkit.groups.timed import TIMED, slow_pairs, with_rates
 from nccl_doctor.toolkit.hosts import between
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.nccl.slowing import INSIDE, NVLS_OFF, slowing
 from nccl_doctor.toolkit.outliers import bus_bandwidth, slow_ones
 from nccl_doctor.toolkit.shared_kinds import BANDWIDTH_LOW, BELOW_FLOOR
+from nccl_doctor.toolkit.units import rate_text
 
 from .figures import speed_figures, world_speed
 from .floors import below_floor, judge_floors

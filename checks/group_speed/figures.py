@@ -8,8 +8,8 @@ from typing import Any
 from nccl_doctor.api import Cluster, Figure, Setup, Where, place_of
 from nccl_doctor.toolkit.cpu_wait import was_starved
 from nccl_doctor.toolkit.groups.attempts import Attempt, attempts_of
-from nccl_doctor.toolkit.groups.timed import size_text
 from nccl_doctor.toolkit.outliers import bus_bandwidth
+from nccl_doctor.toolkit.units import amount_text, size_text
 
 from .measured import HOSTS, MESH, NVLS, PAIRS, WORLD
 
@@ -39,11 +39,13 @@ def speed_figures(cluster: Cluster, check: str) -> Iterator[Figure]:
 def world_speed(cluster: Cluster, check: str) -> Iterator[Setup]:
     """The same of the group of all ranks, in words: its latency, and its largest size."""
     found = [each for each in speed_figures(cluster, check) if each.name.startswith(_OF_ALL)]
-    times = [f"latency {each.value} µs" for each in found if each.unit == "µs"]
+    numbers = [(each, each.value) for each in found if isinstance(each.value, float)]
+    measured = [(each, amount_text(value, each.unit)) for each, value in numbers]
+    times = [f"latency {text}" for each, text in measured if each.unit == "µs"]
     rates = [
-        f"{each.value:.3g} GB/s of bus bandwidth ({each.name.rpartition(', ')[2]})"
-        for each in found
-        if each.unit == "GB/s" and isinstance(each.value, float)
+        f"{text} of bus bandwidth ({each.name.rpartition(', ')[2]})"
+        for each, text in measured
+        if each.unit == "GB/s"
     ]
     words = [*rates[-1:], *times[:1]]
     if words:

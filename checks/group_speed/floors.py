@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from nccl_doctor.api import Cluster, Confidence, Finding, Fix, Severity, Where, look, shell
 from nccl_doctor.toolkit.gpu.own import OwnGpu, own_gpus
-from nccl_doctor.toolkit.groups.timed import rate_text, size_text
 from nccl_doctor.toolkit.shared_kinds import BELOW_FLOOR
 from nccl_doctor.toolkit.tables import read_table
+from nccl_doctor.toolkit.units import rate_text, size_text
 
 from .measured import Measured, Try
 

@@ -18,9 +18,9 @@ from nccl_doctor.api import Confidence, Finding, Fix, Level, Where, export, look
 from nccl_doctor.toolkit.gpu.own import OwnGpu, own_gpus
 from nccl_doctor.toolkit.groups.attempts import Attempt
 from nccl_doctor.toolkit.groups.doing import step_of, what_they_did
-from nccl_doctor.toolkit.groups.timed import rate_text
 from nccl_doctor.toolkit.outliers import bus_bandwidth, slow_ones
 from nccl_doctor.toolkit.shared_kinds import BANDWIDTH_LOW
+from nccl_doctor.toolkit.units import rate_text
 from nccl_doctor.toolkit.versions import release
 
 from .measured import AGAIN_NVLS, NVLS, WORLD, Measured, refusal, with_controls

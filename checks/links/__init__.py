@@ -100,6 +100,7 @@ from nccl_doctor.toolkit.peers.schedule import (
     plan_schedule,
     schedule_of,
 )
+from nccl_doctor.toolkit.units import bits_text
 
 from .kinds import HOST_LATE, HOST_SLOW, LATENCY_HIGH, LINK_SLOW
 from .left_out import from_open_side, lossy_links, shut_links
@@ -116,7 +117,7 @@ from .slowness import (
 )
 from .timed import Pace, hold_meetings, nic_speed
 from .wire import Gate
-from .words import WAYS, milliseconds, span, speed
+from .words import WAYS, round_trip, span
 
 _FIRST = "exchange"
 _PACE, _PACE_AGAIN = Pace(), Pace(burst_s=0.2, burst_bytes=512 << 20, limit_s=7.0)
@@ -311,10 +312,10 @@ class _Judge:
         yield from judge_drops(reports, {receiver for _, receiver in bad})
         yield from judge_paths(self.reports, self.labels)
         for cause in found.late:
-            words = f"{span(self.values(cause, 'rtt_us'), milliseconds)}; {self.usual('rtt_us')}"
+            words = f"{span(self.values(cause, 'rtt_us'), round_trip)}; {self.usual('rtt_us')}"
             yield self.finding(LATENCY_HIGH, cause, words, self.speed)
         for cause in found.slow:
-            words = f"{span(self.values(cause, 'rate'), speed)} {WAYS[cause.way]}"
+            words = f"{span(self.values(cause, 'rate'), bits_text)} {WAYS[cause.way]}"
             yield self.finding(
                 HOST_SLOW if cause.is_host else LINK_SLOW,
                 cause,
@@ -372,7 +373,7 @@ class _Judge:
         bad = {p for cause in (*found.slow, *found.late) for p in cause.pairs}
         values = [getattr(m, name) for pair, m in found.best.items() if pair not in bad]
         good = sorted(value for value in values if value is not None)
-        show = speed if name == "rate" else milliseconds
+        show = bits_text if name == "rate" else round_trip
         return f"the other links: {span(good, show)}" if good else "there is no other link"
 
     def lines(self) -> str:
@@ -380,7 +381,7 @@ class _Judge:
         known = [facts["nic_mbps"] for facts in self.facts.values()]
         if len(known) != 2 or None in known:
             return ""
-        return f"; line rate {span(sorted(each * 125_000.0 for each in known), speed)}"
+        return f"; line rate {span(sorted(each * 125_000.0 for each in known), bits_text)}"
 
     def evidence(self, pairs: Iterable[tuple[int, int]]) -> dict[str, Any]:
         def shown(measure: Measure | None) -> dict[str, Any] | None:

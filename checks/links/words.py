@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from nccl_doctor.toolkit.units import time_text
+
 WAYS = {"out": "sending", "in": "receiving", "both": "both ways", "one": "one way"}
 
 
@@ -14,12 +16,6 @@ def span(values: Sequence[float], show: Any) -> str:
     return " to ".join(texts)
 
 
-def speed(rate: float) -> str:
-    """Bytes per second as bits per second, the unit in which links are sold."""
-    mbit = rate * 8 / 1e6
-    return f"{mbit / 1000:.3g} Gbit/s" if mbit >= 1000 else f"{mbit:.3g} Mbit/s"
-
-
-def milliseconds(microseconds: float) -> str:
-    """A time between hosts, such as a round trip."""
-    return f"{microseconds / 1000:.3g} ms"
+def round_trip(microseconds: float) -> str:
+    """A time between hosts."""
+    return time_text(microseconds * 1e-6)

@@ -90,11 +90,12 @@ from nccl_doctor.toolkit.gpu.mnnvl import neighbours
 from nccl_doctor.toolkit.groups.attempts import attempt_deadline
 from nccl_doctor.toolkit.groups.forming import form_world
 from nccl_doctor.toolkit.groups.stopwatch import Stopwatch
-from nccl_doctor.toolkit.groups.timed import TIMED, size_text, slow_pairs, with_rates
+from nccl_doctor.toolkit.groups.timed import TIMED, slow_pairs, with_rates
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.nccl.slowing import BETWEEN, slowing
 from nccl_doctor.toolkit.outliers import Edge, second_try
 from nccl_doctor.toolkit.shared_kinds import BANDWIDTH_LOW, BELOW_FLOOR
+from nccl_doctor.toolkit.units import size_text
 
 from .floors import judge_floors, low_lanes
 from .lanes import Lane, Lanes, quiet, rates_of, together

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from nccl_doctor.api import Cluster, Confidence, Finding, Fix, Severity, Where, look, shell
 from nccl_doctor.toolkit.gpu.own import OwnGpu, own_gpus
 from nccl_doctor.toolkit.gpu.tables import pcie_rate
-from nccl_doctor.toolkit.groups.timed import rate_text
 from nccl_doctor.toolkit.outliers import Edge
 from nccl_doctor.toolkit.shared_kinds import BELOW_FLOOR
 from nccl_doctor.toolkit.tables import read_table
+from nccl_doctor.toolkit.units import rate_text
 
 from .rails import RAILS, Measured, RailLane, Rails
 

@@ -25,8 +25,9 @@ from nccl_doctor.api import (
     look,
     shell,
 )
-from nccl_doctor.toolkit.groups.timed import rate_text, slow_pairs
+from nccl_doctor.toolkit.groups.timed import slow_pairs
 from nccl_doctor.toolkit.outliers import Edge, in_rounds, second_try, slow_ones
+from nccl_doctor.toolkit.units import rate_text
 
 from .lanes import Lane, Lanes, lane_of, of_usual_kind, quiet
 

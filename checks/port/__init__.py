@@ -73,6 +73,7 @@ from nccl_doctor.api import (
     shell,
 )
 from nccl_doctor.toolkit.c10d import read_timeout, rendezvous_of
+from nccl_doctor.toolkit.firewall.netfilter import who_stops
 from nccl_doctor.toolkit.firewall.portrules import explains_knock, fits, how_to_let_pass, stopped_by
 from nccl_doctor.toolkit.hosts import excuse_of
 from nccl_doctor.toolkit.net.dial import SILENCE_S
@@ -323,6 +324,7 @@ def _road(seen: _Seen, facts: Mapping[str, Any]) -> Iterator[Finding]:
             seen.here,
             how_to_let_pass(seen.rules or {}, own_rule, seen.rank.host.label),
             confidence=Confidence.CERTAIN,
+            cause=who_stops([seen.rank.host.label], own_rule, at=seen.at),
         )
     else:
         finding = _unanswered(seen)

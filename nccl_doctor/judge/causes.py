@@ -33,6 +33,7 @@ def fold(findings: Iterable[Finding]) -> list[Finding]:
                 finding.check,
                 finding.level,
                 finding.message,
+                finding.cause,
                 finding.fix or finding.kind.fix,
                 finding.confidence,
                 finding.explained_by,

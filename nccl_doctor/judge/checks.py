@@ -44,6 +44,7 @@ _FINDING: Mapping[str, tuple[type, ...]] = {
     "check": _TEXT,
     "effects": (tuple,),
     "excused_by": _TEXT,
+    "cause": _TEXT,
 }
 _STEP: Mapping[str, tuple[type, ...]] = {
     "command": (Command,),

@@ -7,7 +7,15 @@ from dataclasses import replace
 
 from nccl_doctor.judge.place import PlaceIndex
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.model.findings import CheckResult, Finding, Layer, Status, Where, number_range
+from nccl_doctor.model.findings import (
+    CheckResult,
+    Finding,
+    Layer,
+    Status,
+    Where,
+    headlines,
+    number_range,
+)
 from nccl_doctor.model.kinds import ENGINE_CODES, RUN_INTERRUPTED
 
 _MOST_RANGES = 8
@@ -49,7 +57,7 @@ def summary(
     if verdict == "warn":
         warnings = _count(len(roots), "warning")
         return f"{fit} can train with {cluster.backend}, with {warnings}: {titles}"
-    if verdict == "fail":
+    if verdict == "fail" and roots:
         ground = PlaceIndex(cluster)
         # The ends of a link are counted only where no host is to blame for it.
         blamed = [
@@ -60,7 +68,8 @@ def summary(
         total = max(cluster.hosts_wanted, len(hosts))
         # The partial report of one host does not know how many hosts there are.
         place = f" on {len(hosts)} of {_count(total, 'host')}" if hosts and cluster.complete else ""
-        return f"{_count(len(roots), 'problem')}{place}: {titles}"
+        told = _few(headlines(roots))
+        return told if len(roots) == 1 else f"{len(roots)} problems{place}: {told}"
     stopped = [
         finding.message
         for finding in roots

@@ -14,6 +14,9 @@ from typing import Annotated, Any, Literal
 
 from nccl_doctor.model.codec import MAX_SEATS, Called, Part, Seconds, at_most, encode
 
+_FEW = 4
+"""Places that stand in one line."""
+
 
 class Layer(str, Enum):
     """Layer of the stack, lowest first. A fault in one layer explains findings in the layers above
@@ -210,7 +213,9 @@ class Finding:
     """One fault (or one fact worth knowing), with the observed values and the place.
 
     `message` holds values, not places: places are in `where` and are rendered from there, so that
-    the same fault on many ranks folds into one finding. `fix` is text, or a `Fix`, which knows what
+    the same fault on many ranks folds into one finding. `cause` is the fault in one sentence, with
+    its names, where the facts show it: the first line of a report says it in place of the title,
+    which then says what follows from it. `fix` is text, or a `Fix`, which knows what
     to type on which hosts. Set `explained_by` in `judge` only if another finding of the same check
     is the cause and the layers cannot show that; `explained_why` is the reason. `effects` are those
     of this finding, besides those of its kind. `excused_by` is the code of a note on what the
@@ -229,11 +234,24 @@ class Finding:
     check: str = ""
     effects: tuple[Effect, ...] = ()
     excused_by: str = ""
+    cause: str = ""
 
     @property
     def code(self) -> str:
         """The stable name of the fault."""
         return self.kind.code
+
+    @property
+    def headline(self) -> str:
+        """The fault in one line: the cause by the facts, or else the title with its place."""
+        if self.cause:
+            return self.cause
+        where = self.where
+        links = [] if where.hosts else [f"{start} → {end}" for start, end in where.links]
+        nodes = [] if where.hosts or not where.nodes else [numbered("node", where.nodes, _FEW)]
+        named = [*where.hosts, *links, *nodes]
+        place = ", ".join(named) if len(named) <= _FEW else f"{len(named)} places"
+        return f"{self.kind.title} ({place})" if place else self.kind.title
 
     @property
     def level(self) -> Severity:
@@ -261,6 +279,7 @@ class Finding:
             "layer": self.kind.layer.value,
             "severity": self.level.value,
             "title": self.kind.title,
+            **({"cause": self.cause} if self.cause else {}),
             "message": self.message,
             "fix": str(self.fix or self.kind.fix),
             "where": encode(self.where),
@@ -355,6 +374,17 @@ def number_range(numbers: Sequence[int], most: int | None = None) -> str:
             parts.append(str(first) if first == number else f"{first}–{number}")
             start = i + 1
     return ", ".join(parts)
+
+
+def headlines(findings: Iterable[Finding]) -> list[str]:
+    """The headline of each, in order; one for all that have the same title and no cause."""
+    alike: dict[str, list[Finding]] = {}
+    for finding in findings:
+        alike.setdefault(finding.cause or finding.kind.title, []).append(finding)
+    return [
+        same[0].replaced(where=Where.union(each.where for each in same)).headline
+        for same in alike.values()
+    ]
 
 
 def numbered(thing: str, numbers: Sequence[int], most: int | None = None) -> str:

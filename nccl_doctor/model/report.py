@@ -412,4 +412,5 @@ def _finding(node: Node) -> Finding:
         explained_by=node.maybe("explained_by", str),
         explained_why=node.get("explained_why", str, ""),
         check=node.get("check", str),
+        cause=node.get("cause", str, ""),
     )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from nccl_doctor.model.findings import Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.formats.markdown import sections
-from nccl_doctor.report.story import KindBlock, Story, some
+from nccl_doctor.report.story import Checks, KindBlock, Story, no_checks, some
 from nccl_doctor.system.terminal import inert, safe
 
 MOST = 10
@@ -42,9 +42,9 @@ def commands(report: Report) -> str:
     return "".join(f"{line}\n" for line in [*lines, *(f"::warning {t}" for t in _most(warnings))])
 
 
-def summary(report: Report, room: int = ROOM) -> str:
+def summary(report: Report, room: int = ROOM, checks: Checks = no_checks) -> str:
     """The report as Markdown in at most `room` bytes of UTF-8; whole sections, from the first."""
-    parts = sections(report)
+    parts = sections(report, checks)
     text = ""
     for i, part in enumerate(parts):
         more = text + ("\n" if text else "") + part

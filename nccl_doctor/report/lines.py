@@ -61,6 +61,16 @@ class Page:
         """Write lines that are laid out and safe."""
         self._lines += lines
 
+    def typed(self, line: str, first: str = "") -> None:
+        """Write a line that is typed as it is, never wrapped: a command in bold, or its comment."""
+        bold = self._color and not line.startswith("# ")
+        self._lines.append(first + (f"\033[1m{line}\033[0m" if bold else line))
+
+    def next_step(self, before: str, command: str, behind: str) -> None:
+        """Write a last line, with its command in bold; it is never wrapped."""
+        bold = f"\033[1m{safe(command)}\033[0m" if self._color and command else safe(command)
+        self._lines.append(" ".join(filter(None, ("Next:", safe(before), bold, safe(behind)))))
+
     def gap(self) -> None:
         """Write an empty line, unless the last one is empty, or there is none."""
         if self._lines and self._lines[-1]:

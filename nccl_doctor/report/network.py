@@ -16,6 +16,7 @@ from nccl_doctor.model.findings import Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.model.sections import HostLink
 from nccl_doctor.report.story import Checks, no_checks, sections_of
+from nccl_doctor.toolkit.units import bits_text, time_text
 
 Pair = tuple[int, int]
 """Positions of (the host that calls or sends, the other one) in `Network.hosts`."""
@@ -141,19 +142,12 @@ def network_of(report: Report, checks: Checks = no_checks) -> Network:
 
 def show_latency(microseconds: float | None) -> str:
     """`85 µs`, `1.2 ms`; the empty string where it is not known."""
-    if microseconds is None:
-        return ""
-    if microseconds < 1000:
-        return f"{microseconds:.0f} µs"
-    return f"{microseconds / 1000:.3g} ms"
+    return "" if microseconds is None else time_text(microseconds * 1e-6)
 
 
 def show_rate(rate: float | None) -> str:
     """A rate in bytes per second, as text in bits: `9.4 Gbit/s`."""
-    if rate is None:
-        return ""
-    mbit = rate * 8 / 1e6
-    return f"{mbit / 1000:.3g} Gbit/s" if mbit >= 1000 else f"{mbit:.3g} Mbit/s"
+    return "" if rate is None else bits_text(rate)
 
 
 def _unique(names: list[str], hosts: Sequence[Host]) -> tuple[str, ...]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import PurePath
+from typing import NamedTuple
 
 from nccl_doctor.model.commands import Command, shell
+from nccl_doctor.model.findings import Level
+from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.report import Report
 from nccl_doctor.system.files import GZIP
 
@@ -13,15 +16,57 @@ _FEW = 3
 """Reports of hosts that are named one by one."""
 
 
-def next_steps(report: Report, *, every_check: bool = False) -> Iterator[str]:
-    """Lines that begin with `Next:`; `every_check`: the report already shows all of them."""
+class NextStep(NamedTuple):
+    """One line: the command to type, and words before and behind it."""
+
+    command: str
+    before: str = ""
+    behind: str = ""
+
+    @property
+    def line(self) -> str:
+        """The line as text, which begins with `Next:`."""
+        return " ".join(filter(None, ("Next:", self.before, self.command, self.behind)))
+
+
+def next_steps(report: Report, *, every_check: bool = False) -> Iterator[NextStep]:
+    """The last lines; `every_check`: the report already shows all of them."""
     codes = dict.fromkeys(finding.code for finding in report.root_causes)
     if codes:
-        yield f"Next: nccl-doctor explain {next(iter(codes))}"
+        yield NextStep(f"nccl-doctor explain {next(iter(codes))}")
     elif report.verdict == "unknown" and not every_check:
-        yield "Next: run again with -vv to see every check"
+        yield NextStep("", "run again with -vv to see every check")
+    elif report.verdict == "pass" and (job := _job(report)):
+        yield job
     if _has_unmet_hosts(report):
-        yield f"Next: {_one_answer(report)}"
+        yield _one_answer(report)
+
+
+def _job(report: Report) -> NextStep | None:
+    """What to type after a pass; None where the job starts by itself, or nobody knows."""
+    run, cluster = report.run, report.cluster
+    words = (run.command or "").split()
+    if run.source or run.alone or "merged" in run.extra or not words or "--" in words:
+        return None
+    if run.selected or cluster.level is Level.QUICK:
+        return NextStep("nccl-doctor run", behind="with the checks that were left out")
+    launches = [rank.launch for rank in cluster.ranks if rank.launch is not None]
+    if not launches:
+        return None
+    first = launches[0]
+    if first.launcher != OWN:
+        by = "" if first.launcher == "env" else f", with {first.launcher}"
+        return NextStep("", f"start the job as you started this{by}")
+    if "--hostfile" in words:
+        hosts = words[words.index("--hostfile") :][1:2]
+        return NextStep("", f"start the job on the hosts of {hosts[0]}") if hosts else None
+    ranks = first.local_world_size or len(launches)
+    if first.nnodes in (None, 1):
+        return NextStep(shell("torchrun --nproc-per-node {:number} train.py", ranks))
+    sizes = shell("--nnodes {:number} --nproc-per-node {:number}", first.nnodes, ranks)
+    master = shell("--master-addr {} --master-port {:number}", first.master_addr, first.master_port)
+    line = shell("torchrun {} --node-rank $NODE_RANK {} train.py", sizes, master)
+    return NextStep(line, "on every host:")
 
 
 def _has_unmet_hosts(report: Report) -> bool:
@@ -34,17 +79,17 @@ def _has_unmet_hosts(report: Report) -> bool:
     return True
 
 
-def _one_answer(report: Report) -> str:
+def _one_answer(report: Report) -> NextStep:
     folder, outputs = report.run.options.get("output_dir"), report.run.options.get("outputs")
     path = outputs.get("json") if isinstance(outputs, dict) else None
     if isinstance(folder, str) and folder:
-        return f"{shell('nccl-doctor report merge {}/node*.json', folder)} ({_OF_ALL})"
+        return NextStep(shell("nccl-doctor report merge {}/node*.json", folder), behind=_OF_ALL)
     if isinstance(path, str) and path and path != "-":
-        return f"{_merge(report, path)} ({_OF_ALL})"
-    return _AGAIN
+        return NextStep(_merge(report, path), behind=_OF_ALL)
+    return NextStep("", _AGAIN)
 
 
-_OF_ALL = "one answer, from the reports of all hosts in one place"
+_OF_ALL = "(one answer, from the reports of all hosts in one place)"
 _AGAIN = (
     "run again on all hosts with --output-dir FOLDER, which they share, for one answer; or with "
     "--json FILE, and then nccl-doctor report merge FILE FILE"

@@ -331,7 +331,7 @@ def give(
 
         def finish() -> None:
             printer.end(last, ended)
-            annotate(last, options, outputs, aside=aside)
+            annotate(last, options, outputs, checks, aside=aside)
 
         unprinted = _tried(report, finish)
         ended = max(ended, 3) if unprinted else ended
@@ -388,7 +388,12 @@ def _saved(report: Report, form: str, path: str, checks: Checks) -> str:
 
 
 def annotate(
-    report: Report, options: Options, outputs: Mapping[str, str], *, aside: bool = False
+    report: Report,
+    options: Options,
+    outputs: Mapping[str, str],
+    checks: Checks = no_checks,
+    *,
+    aside: bool = False,
 ) -> None:
     """Tell GitHub Actions, where that was asked for: annotations under the report, on stderr where
     stdout is not for people, and what the summary of the step still has room for.
@@ -401,7 +406,7 @@ def annotate(
     if not path:
         return
     try:
-        append(Path(path), lambda size: _summarised(report, size))
+        append(Path(path), lambda size: _summarised(report, size, checks))
     except OSError as error:
         complain(f"the step summary was not written: {path}: {error.strerror or error}")
 
@@ -411,10 +416,10 @@ def _take_stdout(outputs: Mapping[str, str]) -> bool:
     return not _STDOUT.isdisjoint(outputs.values())
 
 
-def _summarised(report: Report, size: int) -> str:
+def _summarised(report: Report, size: int, checks: Checks) -> str:
     """The summary, to follow so many bytes that the step has written."""
     before = "\n" if size else ""
-    return before + summary(report, ROOM - size - len(before))
+    return before + summary(report, ROOM - size - len(before), checks)
 
 
 def relay(result: ParticipantResult, launch: Launch) -> int:

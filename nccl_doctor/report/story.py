@@ -16,13 +16,23 @@ from typing import TypeVar
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster, Facts, Host, Outcome, Rank
 from nccl_doctor.model.commands import Command
-from nccl_doctor.model.findings import Figure, Finding, Kind, Severity, Status, Where, numbered
+from nccl_doctor.model.findings import (
+    Figure,
+    Finding,
+    Kind,
+    Severity,
+    Status,
+    Where,
+    headlines,
+    numbered,
+)
 from nccl_doctor.model.fixes import Fix, Step, StepHosts
 from nccl_doctor.model.report import Report
 from nccl_doctor.model.sections import HostLink, Section, Setup
 from nccl_doctor.system.terminal import lines, safe
 from nccl_doctor.toolkit.hosts import is_namesake
 from nccl_doctor.toolkit.slurm import host_ranges
+from nccl_doctor.toolkit.units import amount_text, bits_text, span_text, time_text
 
 T = TypeVar("T")
 
@@ -152,10 +162,11 @@ def and_more(count: int) -> str:
 
 
 def by_kind(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Findings of one code, title and severity together, in the order in which they came."""
-    groups: dict[tuple[str, str, str], list[Finding]] = defaultdict(list)
+    """Findings of one code, title, cause and severity together, in the order in which they came."""
+    groups: dict[tuple[str, ...], list[Finding]] = defaultdict(list)
     for finding in findings:
-        groups[finding.code, finding.kind.title, finding.level.value].append(finding)
+        alike = finding.code, finding.kind.title, finding.cause, finding.level.value
+        groups[alike].append(finding)
     return list(groups.values())
 
 
@@ -381,6 +392,11 @@ class KindBlock:
     more: str
     fixes: tuple[Block, ...]
 
+    @property
+    def titles(self) -> list[str]:
+        """The cause, where the facts show it, and the title of the kind."""
+        return [*filter(None, [self.findings[0].cause]), self.kind.title]
+
 
 class Story:
     """The findings of a report by what they are in it, and blocks of them.
@@ -398,6 +414,21 @@ class Story:
         known = {(found.code, found.level) for found in self.causes}
         left = [found for found in loud if not found.explained_by]
         self.warnings = [found for found in left if (found.code, found.level) not in known]
+
+    @property
+    def headline(self) -> str:
+        """The first line: of a failure the first cause, and how many more there are."""
+        report = self.report
+        if report.verdict != "fail" or report.run.source or not self.causes:
+            return report.summary
+        first, *rest = headlines(self.causes)
+        more = f"; and {len(rest)} more problem{'s' if len(rest) > 1 else ''}" if rest else ""
+        return first + more
+
+    def untold(self, block: KindBlock) -> list[str]:
+        """The titles of a block that the first line does not say: each is read once."""
+        is_first = self.causes and block.findings[0] is self.causes[0]
+        return [each for each in block.titles if not (is_first and each in self.headline)]
 
     def of(self, finding: Finding) -> FindingBlock:
         """One finding."""
@@ -551,12 +582,14 @@ MOST_RANKS = 16_384
 """Ranks up to which checks are asked: for more, it would take too long."""
 _SOFTWARE = ("torch", "cuda", "rocm", "nccl", "nccl loaded", "driver", "python", "deepspeed")
 _MOST_WORDS = 3
-_GBIT = 8e-9
 
 
 def healthy_summary(report: Report, checks: Checks) -> list[tuple[str, str]]:
-    """Areas, each with what was seen there; what is not known is left out."""
-    if len(report.cluster.ranks) > MOST_RANKS:
+    """Areas, each with what was seen there; what is not known is left out. Nothing of a failure, or
+    of what was no examination of a cluster.
+    """
+    healthy = report.verdict in ("pass", "warn") and not (report.run.alone or report.run.source)
+    if not healthy or len(report.cluster.ranks) > MOST_RANKS:
         return []
     sections = sections_of(report, checks)
     setups = setups_of(sections)
@@ -585,9 +618,8 @@ def values(report: Report, checks: Checks) -> list[tuple[str, str]]:
 def _value(figures: Sequence[Figure], unit: str) -> str:
     numbers = [f.value for f in figures if isinstance(f.value, (int, float))]
     if len(numbers) == len(figures):
-        text = _range(numbers, lambda number: f"{number:.4g}")
         many = f" ({len(figures)} places)" if len(figures) > 1 else ""
-        return f"{text} {unit}".rstrip() + many
+        return span_text(numbers, lambda number: amount_text(number, unit)) + many
     return _some(str(figure.value) for figure in figures)
 
 
@@ -629,16 +661,10 @@ def _pairs(sections: Iterable[Section]) -> Iterator[str]:
             if each.rate is not None:
                 rates[key] = max(each.rate, rates.get(key, 0.0))
     if times:
-        yield f"round trip {_range(times.values(), lambda us: f'{us:.0f}')} µs"
+        yield f"round trip {span_text(times.values(), lambda us: time_text(us * 1e-6))}"
     if rates:
-        text = _range(rates.values(), lambda rate: f"{rate * _GBIT:.3g}")
-        yield f"{text} Gbit/s over {len(rates)} link{'s' if len(rates) > 1 else ''}"
-
-
-def _range(numbers: Iterable[float], say: Callable[[float], str]) -> str:
-    ordered = sorted(numbers)
-    low, high = say(ordered[0]), say(ordered[-1])
-    return low if low == high else f"{low}–{high}"
+        text = span_text(rates.values(), bits_text)
+        yield f"{text} over {len(rates)} link{'s' if len(rates) > 1 else ''}"
 
 
 def _some(texts: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,18 +73,17 @@ class TextReport:
         report, checks = self.report, self.checks
         page, story = Page(self.width, self.color), Story(report, ranges=True)
         page.line(
-            f"nccl-doctor: {report.verdict.upper()}: {report.summary}", report.verdict, bold=True
+            f"nccl-doctor: {report.verdict.upper()}: {story.headline}", report.verdict, bold=True
         )
         beside = [f for f in story.notes if f.has(Effect.SHOWN) and not f.explained_by]
         for block in (*story.kinds(story.causes), *story.kinds(beside)):
-            _cause(page, block, self.quiet)
+            _cause(page, block, story.untold(block), self.quiet)
         if not self.quiet:
             _links(page, report, checks)
             _explained(page, story)
             _warnings(page, story)
             _not_tested(page, story)
-            if report.verdict in ("pass", "warn") and not (report.run.alone or report.run.source):
-                _healthy(page, report, checks)
+            _healthy(page, report, checks)
             if self.verbose:
                 notes = [story.of(found) for found in story.notes if found not in beside]
                 if notes:
@@ -106,18 +106,28 @@ class TextReport:
             if isinstance(baseline, str):  # earlier runs, and why other files were not used
                 page.line(baseline, first="baseline: ", rest="  ")
             for step in next_steps(report, every_check=self.verbose > 1):
-                page.raw([safe(step)])  # a command is never wrapped
+                page.next_step(step.before, step.command, step.behind)
         return page.text(ascii=self.ascii)
 
 
-def _cause(page: Page, block: KindBlock, quiet: bool) -> None:
+def _cause(page: Page, block: KindBlock, titles: Sequence[str], quiet: bool) -> None:
+    """`titles`: what is said of it above its place; the cause is in colour, a symptom is not."""
     kind, tone = block.kind, block.level.value
     page.gap()
-    page.line(f"{kind.title}  [{kind.code}]", tone, bold=True, first=f"{_MARKS[tone]} ")
+    said, *symptom = [*titles, ""]
+    is_cause = titles == block.titles
+    head = f"{said}  [{kind.code}]".strip()
+    page.line(head, tone if is_cause else "", bold=is_cause, first=f"{_MARKS[tone]} ")
     rows = [
-        row
-        for each in block.first
-        for row in (("where", each.where), ("seen", _some_of(each.finding.message) + each.doubt))
+        ("what", "".join(symptom)),
+        *(
+            row
+            for each in block.first
+            for row in (
+                ("where", each.where),
+                ("seen", _some_of(each.finding.message) + each.doubt),
+            )
+        ),
     ]
     more = f"{block.more} like this (all of them in --json)" if block.more else ""
     for name, text in (*rows, ("", more), ("why", "" if quiet else kind.why)):
@@ -128,8 +138,10 @@ def _cause(page: Page, block: KindBlock, quiet: bool) -> None:
 
 def _fix(page: Page, block: Block, first: str) -> None:
     """Write prose as a paragraph, and commands as they are: one on a line, never wrapped."""
-    page.line(block.prose, first=first, rest=" " * len(first))
-    page.raw((" " * len(first) if i else first) + line for i, line in enumerate(block.lines))
+    rest = " " * len(first)
+    page.line(block.prose, first=first, rest=rest)
+    for i, line in enumerate(block.lines):
+        page.typed(line, rest if i else first)
 
 
 def _some_of(message: str) -> str:

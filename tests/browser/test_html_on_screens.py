@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +91,23 @@ ESSENTIAL = """(() => {
     groups: all("#groups details[open] tbody tr").map((each) => each.innerText),
     folds: all("summary").map((each) => each.innerText),
   };
+})()"""
+
+
+# Numbers that stand on more than one line: their parts have different tops.
+BROKEN_NUMBERS = """(() => {
+  const broken = [], range = document.createRange();
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const text = texts.currentNode;
+    for (const each of text.textContent.matchAll(/(?<![\\w.-])\\d[\\d.,]*(?![\\w-])/g)) {
+      range.setStart(text, each.index);
+      range.setEnd(text, each.index + each[0].length);
+      const shown = [...range.getClientRects()].filter((box) => box.width > 0);
+      if (new Set(shown.map((box) => Math.round(box.top))).size > 1) broken.push(each[0]);
+    }
+  }
+  return broken;
 })()"""
 
 
@@ -268,3 +286,18 @@ def test_it_asks_nobody_for_anything_and_complains_of_nothing(
     assert others == [(pages / f"{name}.html").as_uri()]
     assert tab.words() == []
     assert tab.run("'pwned' in window") is False
+
+
+@pytest.mark.parametrize("name", ["broken", "healthy"])
+def test_no_line_ends_inside_a_number_on_a_phone(tab: Tab, pages: Path, name: str) -> None:
+    tab.is_phone(360, 740)
+    tab.open(pages / f"{name}.html")
+    assert tab.run(BROKEN_NUMBERS) == []
+    tab.run(OPEN_ALL)
+    assert tab.run(BROKEN_NUMBERS) == []
+
+
+def test_a_pass_is_printed_on_two_pages_at_most(tab: Tab, pages: Path) -> None:
+    tab.open(pages / "healthy.html")
+    printed = base64.b64decode(tab.call("Page.printToPDF")["data"])
+    assert 1 <= len(re.findall(rb"/Type\s*/Page\b", printed)) <= 2

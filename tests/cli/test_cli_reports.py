@@ -146,7 +146,7 @@ def test_checks_in_a_pipe_are_one_line_for_each_code():
 def test_show(saved):
     done = program("report", "show", str(saved))
     assert done.returncode == 0
-    assert done.stdout.startswith("nccl-doctor: FAIL: 1 problem on 1 of 2 hosts")
+    assert done.stdout.startswith("nccl-doctor: FAIL: Title of shm-small (nd1)")
     assert "64 MiB" in done.stdout
     assert "why" not in program("report", "show", "--quiet", str(saved)).stdout
     assert "2 hosts" in program("report", "show", "-v", str(saved)).stdout
@@ -241,7 +241,7 @@ def test_merge(coordinators, tmp_path):
     done = program("report", "merge", *files, "--json", str(target))
     assert done.returncode == 1, done
     assert done.stderr == ""
-    assert done.stdout.startswith("nccl-doctor: FAIL: 1 problem on 1 of 2 hosts")
+    assert done.stdout.startswith("nccl-doctor: FAIL: Title of shm-small (nd1)")
     data = json.loads(target.read_text())
     validate(data)
     assert [finding["code"] for finding in data["root_causes"]] == ["shm-small"]

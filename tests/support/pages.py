@@ -191,6 +191,7 @@ def hostile() -> Report:
         Where(hosts=names[:1], links=((names[0], names[1]),), interfaces=(HOSTILE,)),
         {HOSTILE: HOSTILE, "list": [HOSTILE] * 30},
         fix=HOSTILE,
+        cause=HOSTILE,
     )
     explained = finding.replaced(kind=kind("bad-more"), explained_by="bad-words")
     hung = Outcome(

@@ -130,6 +130,7 @@ def secret_report() -> Report:
             "versions": "torch 2.13.0+cu129, NCCL 2.27.5, DeepSpeed 0.19.8, /dev/shm",
         },
         fix='on gandalf: echo "10.20.30.42 bilbo17" >> /etc/hosts; ssh frodo@bilbo17',
+        cause="gandalf's firewall drops connections from bilbo17 (nft inet filter input)",
     )
     run = replace(
         RUN,

@@ -16,7 +16,7 @@ from tests.support.planted import secret_report
 REPORT = cli.commands["report"]
 assert isinstance(REPORT, click.Group)
 SAVED = renderer("json")(secret_report())
-SUMMARY = "FAIL: 1 problem on 1 of 2 hosts"
+SUMMARY = "FAIL: gandalf's firewall drops connections from bilbo17"
 MOST_S = 100.0
 
 READS = {  # subcommand of `report` → every way in which it reads the file BAD, beside the good GOOD

@@ -185,6 +185,7 @@ def test_a_local_rule_names_its_host_for_certain() -> None:
     assert found.where.hosts == ("nd1",)
     assert found.confidence is Confidence.CERTAIN
     assert found.evidence["rules"] == ["nd1: nft inet fw input: tcp dport 32768-60999 drop"]
+    assert found.cause == "nd1's firewall drops connections from nd0 (nft inet fw input)"
     assert found.fix == "on nd1: nft insert rule inet fw input ip saddr 192.168.77.1 accept"
 
 

@@ -14,6 +14,7 @@ from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report.formats.html import render
 from nccl_doctor.report.html.findings import fix_of
 from nccl_doctor.report.html.markup import Html, element
+from nccl_doctor.report.story import Story
 from tests.support.clusters import make_cluster
 from tests.support.pages import (
     EMPTY,
@@ -50,7 +51,7 @@ def test_the_verdict_and_what_to_fix_come_first(page):
     assert headings[0] == "What to fix"
     order = ["Links between hosts", "Who waited for whom", "Groups", "Checks", "Facts"]
     assert [each for each in headings if each in order] == order
-    assert report.summary in page.one("p", "verdict").text
+    assert Story(report).headline in page.one("p", "verdict").text
     assert page.one("b", "badge").text == "✗ FAIL"
     card = page.all("article")[0]
     root = report.root_causes[0]
@@ -72,6 +73,45 @@ def test_nothing_to_fix_has_no_such_section(make):
     found = page_of(make())
     assert found.section("causes") is None
     assert found.one("p", "verdict")
+    assert found.section("picture") is None
+
+
+def test_of_a_pass_what_was_measured_comes_first():
+    found = page_of(healthy())
+    assert [each.text for each in found.all("h2")][:2] == [
+        "What was measured",
+        "Links between hosts",
+    ]
+    measured = found.section("measured")
+    assert measured is not None
+    assert "round trip 100 µs" in measured.text
+    assert "Next: " in measured.text
+    assert "Who waited for whom" not in [each.text for each in found.all("h2")]
+    assert page_of(broken()).section("measured") is None
+
+
+def test_the_picture_has_each_host_and_of_the_links_only_the_broken_ones_in_red(page):
+    drawn = page.one("svg", "picture")
+    names = [each.text for each in drawn.under if each.tag == "text"]
+    assert {"nd0", "nd1", "nd2", "nd3"} <= set(names)
+    assert [each.tag for each in drawn.under].count("circle") == 4
+    bad = [each for each in drawn.under if each.has("bad-link")]
+    codes = {cause.code for cause in broken().root_causes if cause.where.links}
+    assert len(bad) == len(codes) == len([each for each in drawn.under if each.has("bad-label")])
+    assert {f"✗ {code}" for code in codes} <= set(names)
+    assert "these links fail: nd1 to nd2" in drawn.text
+    headings = [each.text for each in page.all("h2")]
+    assert headings[0] == "What to fix"  # the picture stands above it
+
+
+def test_many_hosts_are_counted_and_not_drawn():
+    hosts = tuple(f"n{i}" for i in range(40))
+    link = Finding(PORT, "no answer", Where(links=((hosts[3], hosts[20]),), hosts=(hosts[3],)))
+    found = page_of(report_of(make_cluster(hosts, 1), link))
+    assert not found.all("svg", "picture")
+    assert any(
+        each.text == "To blame: 1 of 1560 links and 1 of 40 hosts." for each in found.all("p")
+    )
 
 
 def test_an_empty_report_is_a_whole_page():

@@ -86,7 +86,7 @@ def test_one_case_for_each_check_and_place():
     assert cases(report) == {
         "nccl_doctor.verdict verdict": (
             "failure",
-            "FAIL: 1 problem on 1 of 2 hosts: Title of shm-small",
+            "FAIL: Title of shm-small (nd1)",
         ),
         "host.shm shm[nd0]": ("", ""),
         "host.shm shm[nd1]": ("failure", "Title of shm-small: 64 MiB"),

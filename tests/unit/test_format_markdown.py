@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 from nccl_doctor.api import Confidence, Finding, Outcome, OutcomeStatus, Where
+from nccl_doctor.registry import installed
 from nccl_doctor.report.formats import markdown
 from tests.support.ci import GROUP, HOSTILE, NOTE, OK, PORT, RISK, SHM, report_of
+from tests.support.pages import healthy
 
 
 def test_healthy():
@@ -16,7 +18,15 @@ def test_healthy():
         "No failure found for 4 ranks on 2 hosts; no collective was run\n"
         "\n"
         "checks: 1 passed · 2 hosts · 4 ranks · 3.5 s · exit code 0\n"
+        "\n"
+        "Next: start the job as you started this, with torchrun\n"
     )
+
+
+def test_a_pass_says_what_was_measured():
+    out = markdown.render(healthy(), installed).splitlines()
+    network = next(line for line in out if line.startswith("- **network** "))
+    assert "round trip 100 µs" in network
 
 
 def test_broken():
@@ -35,7 +45,7 @@ def test_broken():
     assert markdown.render(report).splitlines() == [
         "## ❌ nccl-doctor: FAIL",
         "",
-        "1 problem on 2 of 2 hosts: Title of port-shut",
+        "Title of port-shut (nd1 → nd0)",
         "",
         "### ❌ Title of port-shut `port-shut`",
         "",
@@ -58,6 +68,8 @@ def test_broken():
         "- `a-risk` `nd0`: `port 29500 is risky`; fix: `fix a-risk`",
         "",
         "checks: 1 failed · 2 hosts · 4 ranks · 3.5 s · exit code 1",
+        "",
+        "Next: `nccl-doctor explain port-shut`",
     ]
 
 

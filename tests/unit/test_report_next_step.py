@@ -62,7 +62,8 @@ MERGE = "Next: nccl-doctor report merge "
     ],
 )
 def test_each_screen_names_the_merge(made: Report, line: str) -> None:
-    assert list(next_steps(made)) == ["Next: nccl-doctor explain port-shut", f"{MERGE}{line}{ALL}"]
+    said = [step.line for step in next_steps(made)]
+    assert said == ["Next: nccl-doctor explain port-shut", f"{MERGE}{line}{ALL}"]
 
 
 @each_row(
@@ -75,7 +76,7 @@ def test_each_screen_names_the_merge(made: Report, line: str) -> None:
     ],
 )
 def test_without_files_it_says_how_to_get_them(made: Report) -> None:
-    _, line = next_steps(made)
+    _, line = (step.line for step in next_steps(made))
     assert line.startswith("Next: run again on all hosts with --output-dir FOLDER")
     assert "nccl-doctor report merge FILE FILE" in line
 
@@ -90,4 +91,43 @@ def test_without_files_it_says_how_to_get_them(made: Report) -> None:
     ],
 )
 def test_where_all_met_or_were_merged_there_is_nothing_to_merge(made: Report) -> None:
-    assert list(next_steps(made)) == ["Next: nccl-doctor explain port-shut"]
+    assert [step.line for step in next_steps(made)] == ["Next: nccl-doctor explain port-shut"]
+
+
+def passed(launcher: str, command: str, nnodes: int = 2, **more: Any) -> Report:
+    cluster = make_cluster(HOSTS[:nnodes], 2)
+    ranks = [
+        replace(rank, launch=replace(rank.launch, launcher=launcher))
+        for rank in cluster.ranks
+        if rank.launch is not None
+    ]
+    run = replace(RUN, command=command, **more)
+    made = conclude(replace(cluster, ranks=tuple(ranks)), [], run=run)
+    return replace(made, verdict="pass")
+
+
+@each_row(
+    "made, line",
+    [
+        (passed("nccl-doctor", "nccl-doctor run", 1), "torchrun --nproc-per-node 2 train.py"),
+        (
+            passed("nccl-doctor", "nccl-doctor run --nnodes 2"),
+            "on every host: torchrun --nnodes 2 --nproc-per-node 2 --node-rank $NODE_RANK "
+            "--master-addr nd0 --master-port 29500 train.py",
+        ),
+        (passed("srun", "nccl-doctor run"), "start the job as you started this, with srun"),
+        (passed("env", "nccl-doctor run"), "start the job as you started this"),
+        (
+            passed("nccl-doctor", "nccl-doctor run --hostfile hosts"),
+            "start the job on the hosts of hosts",
+        ),
+        (
+            passed("srun", "nccl-doctor run", options={"select": ["clock"]}),
+            "nccl-doctor run, with the checks that were left out",
+        ),
+        (passed("nccl-doctor", "nccl-doctor run -- torchrun train.py"), ""),
+        (passed("nccl-doctor", "nccl-doctor env", 1, alone=True), ""),
+    ],
+)
+def test_after_a_pass_comes_the_job(made: Report, line: str) -> None:
+    assert [step.line for step in next_steps(made)] == ([f"Next: {line}"] if line else [])

@@ -46,7 +46,7 @@ def test_what_failed_where_and_the_fix() -> None:
         Finding(RISK, "slow", Where(hosts=("llm-0",))),
     )
     assert termination.render(report) == (
-        "nccl-doctor: FAIL: 1 problem on 2 of 2 hosts: Title of port-shut\n"
+        "nccl-doctor: FAIL: Title of port-shut (llm-1 → llm-0)\n"
         "port-shut (llm-1 → llm-0): connect to 10.0.0.1:29500: no answer in 3 s (likely)\n"
         "  fix: open the port\n"
     )

@@ -6,7 +6,18 @@ import re
 
 import pytest
 
-from nccl_doctor.api import Confidence, Finding, Layer, Outcome, OutcomeStatus, Severity, Where
+from nccl_doctor.api import (
+    Confidence,
+    Finding,
+    Fix,
+    Layer,
+    Outcome,
+    OutcomeStatus,
+    Severity,
+    Step,
+    Where,
+    shell,
+)
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report import text
 from nccl_doctor.report.story import checks_in_words
@@ -38,6 +49,7 @@ def test_healthy():
         "nccl-doctor: PASS: No failure found for 4 ranks on 2 hosts; no collective was run",
         "",
         "checks: 1 passed · 2 hosts · 4 ranks · 3.5 s · exit code 0",
+        "Next: start the job as you started this, with torchrun",
     ]
 
 
@@ -55,9 +67,9 @@ def test_broken():
         Finding(NOTE, "just so you know"),
     )
     assert lines(report) == [
-        "nccl-doctor: FAIL: 1 problem on 2 of 2 hosts: Title of port-shut",
+        "nccl-doctor: FAIL: Title of port-shut (nd1 → nd0)",
         "",
-        "✗ Title of port-shut [port-shut]",
+        "✗ [port-shut]",
         "  where nd1 → nd0",
         "  seen  connect to 192.168.77.1:29500: no answer in 3 s (likely)",
         "  why   Why port-shut matters",
@@ -81,9 +93,9 @@ def test_quiet_is_the_verdict_and_what_to_fix():
         Finding(SHM, "64 MiB", Where(hosts=("nd1",))), Finding(RISK, "r", Where(hosts=("nd0",)))
     )
     assert lines(report, quiet=True) == [
-        "nccl-doctor: FAIL: 1 problem on 1 of 2 hosts: Title of shm-small",
+        "nccl-doctor: FAIL: Title of shm-small (nd1)",
         "",
-        "✗ Title of shm-small [shm-small]",
+        "✗ [shm-small]",
         "  where nd1",
         "  seen  64 MiB",
         "  fix   fix shm-small",
@@ -166,9 +178,44 @@ def test_width(width):
 def test_colour_only_on_demand():
     report = report_of(Finding(SHM, "m", Where(hosts=("nd1",))))
     assert "\033" not in text.render(report)
-    assert "\033[1;31m✗ Title" in text.render(report, color=True)
+    assert text.render(report, color=True).startswith("\033[1;31mnccl-doctor: FAIL: Title")
     plain = re.sub(r"\033\[[\d;]*m", "", text.render(report, color=True))
     assert plain == text.render(report)
+
+
+CAUSE = "nd1's firewall drops connections from nd0 (nft inet filter input)"
+
+
+def test_the_cause_is_the_first_line_and_the_symptom_stands_once():
+    shut = Finding(PORT, "no answer", Where(hosts=("nd1",)), fix="open it", cause=CAUSE)
+    report = report_of(shut)
+    assert report.summary == CAUSE
+    out = lines(report)
+    assert out[0] == f"nccl-doctor: FAIL: {CAUSE}"
+    assert out[2:4] == ["✗ Title of port-shut [port-shut]", "  where nd1"]
+    assert text.render(report).count(PORT.title) == text.render(report).count(CAUSE) == 1
+    coloured = text.render(report, color=True).splitlines()
+    assert [line for line in coloured if "31m" in line] == [f"\033[1;31m{out[0]}\033[0m"]
+
+
+def test_of_two_causes_the_first_line_has_one_and_each_is_read_once():
+    shut = Finding(PORT, "no answer", Where(hosts=("nd1",)), cause=CAUSE)
+    small = Finding(SHM, "1 MiB", Where(hosts=("nd0",)))
+    report = report_of(shut, small)
+    assert report.summary == f"2 problems on 2 of 2 hosts: {SHM.title} (nd0); {CAUSE}"
+    out = lines(report)
+    assert out[0] == f"nccl-doctor: FAIL: {SHM.title} (nd0); and 1 more problem"
+    assert out[2:4] == ["✗ [shm-small]", "  where nd0"]
+    at = out.index(f"✗ {CAUSE} [port-shut]")
+    assert out[at + 1] == f"  what  {PORT.title}"
+
+
+def test_a_command_is_bold_and_what_is_no_command_is_not():
+    fix = Fix(Step(shell("nft delete rule x"), on=("nd1",)), alternatives=["ask for it"])
+    out = text.render(report_of(Finding(PORT, "m", Where(hosts=("nd1",)), fix=fix)), color=True)
+    assert "\033[1mnft delete rule x\033[0m" in out
+    assert "  fix   # on nd1" in out
+    assert "  fix   or: ask for it" in out
 
 
 def test_ascii():
@@ -178,7 +225,7 @@ def test_ascii():
     )
     out = text.render(report, ascii=True, verbose=2)
     assert out.isascii()
-    assert "x Title of port-shut" in out
+    assert "x [port-shut]" in out
     assert "where nd1 -> nd0" in out
     assert "caf\\xe9 >= 1" in out
     assert "ranks 0-1 on nd0" in out
@@ -225,6 +272,6 @@ def test_a_variant_of_a_kind_is_told_in_its_own_words():
     )
     shown = lines(report)
     titles = [line for line in shown if "[shm-small]" in line]
-    assert [SHM.title in titles[0], "no shm" in titles[1]] == [True, True]
+    assert [SHM.title in shown[0], "no shm" in titles[1]] == [True, True]
     assert shown.index(titles[1]) < next(i for i, line in enumerate(shown) if "mount it" in line)
     assert "no shm" in report.summary

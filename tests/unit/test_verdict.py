@@ -139,7 +139,7 @@ def test_one_rank():
 def test_a_failure():
     report = report_of(Finding(HOST, "64 MiB", at("nd1")), Finding(RISK, "risky", at("nd0")))
     assert (report.verdict, report.exit_code) == ("fail", 1)
-    assert report.summary == "1 problem on 1 of 2 hosts: Title of low-host"
+    assert report.summary == "Title of low-host (nd1)"
     assert [f.code for f in report.root_causes] == ["low-host"]
 
 
@@ -169,7 +169,7 @@ def test_after_select_nobody_is_told_that_the_cluster_is_fit():
         "1 warning of 1 check for 4 ranks on 2 hosts: Title of a-risk; the others were not run"
     )
     broken = made_check("shm", finds=[Finding(HOST, "m")])
-    assert conclude(cluster, [broken], run=run).summary == "1 problem: Title of low-host"
+    assert conclude(cluster, [broken], run=run).summary == "Title of low-host"
 
 
 def test_worth_knowing_is_no_warning():

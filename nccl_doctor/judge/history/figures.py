@@ -12,6 +12,7 @@ from nccl_doctor.judge.checks import error_words, view_for
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster, OutcomeStatus
 from nccl_doctor.model.findings import Confidence, Figure, Where
+from nccl_doctor.toolkit.units import amount_text
 
 Key = tuple[str, str, Where]
 """Check, name of the figure, and place."""
@@ -228,7 +229,7 @@ def percent(share: float) -> str:
 
 def amount(figure: Figure, value: float) -> str:
     """A number with its unit, three digits of it."""
-    return f"{value:.3g} {figure.unit}".rstrip()
+    return amount_text(value, figure.unit)
 
 
 # Words that changed: versions, variables, interfaces, GPUs; and in a few words, where. Pure.

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.html import facts, findings, matrix, timeline
+from nccl_doctor.report.html import facts, findings, matrix, picture, timeline
 from nccl_doctor.report.html.markup import Html, element, together
 from nccl_doctor.report.story import Checks, no_checks
 
@@ -38,6 +38,8 @@ def render(report: Report, checks: Checks = no_checks) -> str:
     )
     main = element(
         "main",
+        picture.section(report, checks),
+        findings.measured(report, checks),
         *findings.sections(report),
         matrix.section(report, checks),
         timeline.section(report),

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from nccl_doctor.model.findings import Severity
 from nccl_doctor.model.report import Report
+from nccl_doctor.report.next_step import NextStep, next_steps
 from nccl_doctor.report.story import (
     NOT_VERIFIED,
     Block,
+    Checks,
     FindingBlock,
     KindBlock,
     Story,
     checks_in_words,
     counts,
     fix_of,
+    healthy_summary,
+    no_checks,
 )
 from nccl_doctor.system.terminal import safe
 
@@ -27,20 +31,21 @@ _REFERS = re.compile(r"@|#|://|www")
 """What GitHub and GitLab make people, issues and links of, escaped or not."""
 
 
-def render(report: Report) -> str:
+def render(report: Report, checks: Checks = no_checks) -> str:
     """The verdict, then a section for each thing to fix, in the Markdown of GitHub and GitLab.
 
     Nothing in the report is trusted: what was observed stands in code, where nothing is markup, and
     other words are escaped, so that a host name can neither notify anybody nor load a picture.
     """
-    return "\n".join(sections(report))
+    return "\n".join(sections(report, checks))
 
 
-def sections(report: Report) -> list[str]:
+def sections(report: Report, checks: Checks = no_checks) -> list[str]:
     """Parts of `render`; each can be shown without those after it, and ends in a newline."""
     story = Story(report)
     mark = _MARKS.get(report.verdict, "")
-    top = f"## {mark} nccl-doctor: {report.verdict.upper()}\n\n{prose(report.summary)}\n"
+    top = f"## {mark} nccl-doctor: {report.verdict.upper()}\n\n{prose(story.headline)}\n"
+    measured = [f"**{area}** {code(words)}" for area, words in healthy_summary(report, checks)]
     explained = (f"{_head(each)}: {why}" for each, why in story.explained(code, prose))
     gaps = (
         f"{checks_in_words([code(name) for name in names])}: {code(reason)}"
@@ -51,8 +56,15 @@ def sections(report: Report) -> list[str]:
         _list("Warnings", _warnings(story)),
         _list(NOT_VERIFIED, gaps),
     ]
-    causes = map(_cause, story.kinds(story.causes))
-    return [top, *causes, *filter(None, rest), f"{prose(counts(report))}\n"]
+    causes = [_cause(block, story.untold(block)) for block in story.kinds(story.causes)]
+    parts = [top, _bullets(measured), *causes, *rest]
+    last = [prose(counts(report)), *map(_next, next_steps(report))]
+    return [*filter(None, parts), *(f"{line}\n" for line in last)]
+
+
+def _next(step: NextStep) -> str:
+    typed = code(step.command) if step.command else ""
+    return " ".join(filter(None, ("Next:", prose(step.before), typed, prose(step.behind))))
 
 
 def prose(text: str) -> str:
@@ -80,10 +92,12 @@ def _block(block: Block) -> str:
     return f"  {fence}{'bash' if block.lines else 'text'}\n{''.join(rows)}  {fence}\n"
 
 
-def _cause(block: KindBlock) -> str:
+def _cause(block: KindBlock, titles: Sequence[str]) -> str:
     kind = block.kind
     mark = "⚠️" if block.level is Severity.WARN else "❌"
-    lines = [f"### {mark} {prose(kind.title)} {code(kind.code)}\n\n"]
+    title, *more = map(prose, titles or [kind.title])
+    lines = [f"### {mark} {title} {code(kind.code)}\n\n"]
+    lines += [f"- **what** {words}\n" for words in more]
     for each in block.first:
         lines += [f"- **where** {code(each.where)}\n"] if each.where else []
         lines.append(f"- **seen** {code(each.finding.message)}{each.doubt}\n")
@@ -96,8 +110,12 @@ def _head(each: FindingBlock) -> str:
     return f"{code(each.finding.code)}{f' {code(each.where)}' if each.where else ''}"
 
 
+def _bullets(lines: Iterable[str]) -> str:
+    return "".join(f"- {line}\n" for line in lines)
+
+
 def _list(title: str, lines: Iterable[str]) -> str:
-    text = "".join(f"- {line}\n" for line in lines)
+    text = _bullets(lines)
     return f"### {title}\n\n{text}" if text else ""
 
 

@@ -13,6 +13,7 @@ from nccl_doctor.model.report import Report
 from nccl_doctor.report.html.facts import ParticipantEnd, in_order, item, number, outcomes_of, who
 from nccl_doctor.report.html.markup import Html, element, fold, table, together
 from nccl_doctor.report.manual import check_page, kind_page
+from nccl_doctor.report.next_step import NextStep, next_steps
 from nccl_doctor.report.story import (
     NOT_VERIFIED,
     Checks,
@@ -22,6 +23,7 @@ from nccl_doctor.report.story import (
     and_more,
     checks_in_words,
     explained_by,
+    healthy_summary,
     sections_of,
     setups_of,
     some,
@@ -210,7 +212,7 @@ def header(report: Report, checks: Checks) -> Html:
     return element(
         "header",
         element("h1", "nccl-doctor"),
-        element("p", badge, " ", report.summary, class_="verdict"),
+        element("p", badge, " ", Story(report).headline, class_="verdict"),
         element("p", *_named(shown), class_="run"),
         element("p", *_named(_setup(report, checks)), class_="run"),
     )
@@ -251,6 +253,23 @@ def sections(report: Report) -> Iterator[Html]:
     yield from _folded("Warnings", "warnings", rest, is_open=True)
     yield from _gaps(report)
     yield from _folded("Worth knowing", "notes", story.kinds(story.notes, _MOST))
+
+
+def measured(report: Report, checks: Checks) -> Html | None:
+    """What was measured on a cluster without a failure, and what to type next; or None."""
+    areas = healthy_summary(report, checks)
+    if not areas:
+        return None
+    rows = [together(element("dt", area), element("dd", words)) for area, words in areas]
+    steps = map(_next, next_steps(report))
+    title = element("h2", "What was measured")
+    return element("section", title, element("dl", *rows), *steps, id="measured")
+
+
+def _next(step: NextStep) -> Html:
+    command = element("code", step.command) if step.command else None
+    said = together(element("b", "Next: "), step.before, " ", command, " ", step.behind)
+    return element("p", said, class_="next")
 
 
 def checks(report: Report) -> Html | None:

@@ -104,9 +104,11 @@ def section(report: Report) -> Html | None:
         parts.append(_draw(lane, rows))
     if len(lanes) > _MOST_LANES:
         parts.append(element("p", f"and {len(lanes) - _MOST_LANES} more rounds"))
-    return element(
-        "section", element("h2", "Who waited for whom"), clock, legend, *parts, id="timeline"
-    )
+    if any(lane.remarks or lane.bad for lane in lanes):
+        title = element("h2", "Who waited for whom")
+        return element("section", title, clock, legend, *parts, id="timeline")
+    title = element("h2", "Times of all ranks")
+    return element("section", fold(title, clock, legend, *parts), id="timeline")
 
 
 def lanes_of(report: Report) -> list[Lane]:

@@ -13,8 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nccl_doctor.toolkit.hosts import some_of
+
 TAKING = ("drop", "reject", "redirect")
 """Verdicts after which a packet does not arrive at its target."""
+_STOPS = {"drop": "drop", "reject": "reject", "redirect": "divert"}
+"""What a firewall does with a packet, by the verdict of its rule."""
 MAX_LINES = 20
 _MOST_RULES = 50_000
 """Rules that one packet is held against; chains that jump to each other can multiply them."""
@@ -130,6 +134,27 @@ _DONE = {"drop": "dropped", "reject": "rejected", "redirect": "redirected"}
 def by_rule(hit: Mapping[str, Any]) -> str:
     """What a `Hit` does to a call: `dropped by this rule: nft inet filter input: policy drop`."""
     return f"{_DONE.get(hit['verdict'], 'stopped')} by this rule: {quote_hit(hit)}"
+
+
+def who_stops(
+    hosts: Sequence[str], hit: Mapping[str, Any], *, others: str = "", at: str = ""
+) -> str:
+    """A fault by its cause: `nd1's firewall drops connections from nd0 (nft inet filter input)`.
+
+    Args:
+        hosts: that have the rule.
+        hit: a `Hit` as plain data, with `incoming` and `packet` added.
+        others: the hosts at the other end, in words; or else
+        at: what is called, in words.
+    """
+    replies = str(hit["packet"]).startswith("reply")
+    way = "from" if (replies if at else hit["incoming"]) else "to"
+    what = f"{'answers' if replies else 'connections'} {way} {at or others}"
+    verb = _STOPS.get(hit["verdict"], "drop")
+    who = f"{hosts[0]}'s firewall {verb}s"
+    if len(hosts) > 1:
+        who = f"The firewalls of {some_of(hosts)} {verb}"
+    return f"{who} {what} ({hit['tool']} {hit['table']} {hit['chain']})"
 
 
 @dataclass(frozen=True)

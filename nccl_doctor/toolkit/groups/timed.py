@@ -14,6 +14,7 @@ from nccl_doctor.toolkit.outliers import (
     blame_edges,
     bus_bandwidth,
 )
+from nccl_doctor.toolkit.units import rate_text
 
 TIMED = "all_reduce"
 """The fact that holds what was timed."""
@@ -93,16 +94,3 @@ def slow_pairs(
         yield one((member,), pairs, "with its neighbours")
     for edge in found.edges:
         yield one(edge, (edge,), "between the two hosts")
-
-
-def rate_text(rate: float) -> str:
-    """Bytes per second as text."""
-    return f"{rate / 1e9:.3g} GB/s" if rate >= 1e9 else f"{rate / 1e6:.3g} MB/s"
-
-
-def size_text(size: int) -> str:
-    """Bytes of a message as text: `4 MiB`."""
-    for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= scale:
-            return f"{size / scale:g} {unit}"
-    return f"{size} B"
