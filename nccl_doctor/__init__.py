@@ -6,7 +6,7 @@ report one cause, one place, one fix.
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,9 +16,10 @@ __version__ = "0.1.0"
 
 # In a source tree the checks lie in a folder beside this package; in a wheel they lie inside it.
 # Extending the path makes `nccl_doctor.checks` one and the same name in both.
-_here = Path(__file__).resolve().parent
-if not (_here / "checks").is_dir() and (_here.parent / "checks" / "__init__.py").is_file():
-    __path__.append(str(_here.parent))
+_here = os.path.dirname(os.path.realpath(__file__))
+_beside = os.path.dirname(_here)
+if not os.path.isdir(f"{_here}/checks") and os.path.isfile(f"{_beside}/checks/__init__.py"):
+    __path__.append(_beside)
 
 
 def __getattr__(name: str) -> Any:

@@ -10,9 +10,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nccl_doctor.system import supervisor
+from nccl_doctor.system import tick
+
+if TYPE_CHECKING:
+    from nccl_doctor.system import supervisor
 
 _EXAMINES_S = 120.0
 """Time limit of a command that examines, until it has read its own; the default of --timeout."""
@@ -44,9 +47,16 @@ def main() -> None:
     examines = command in ("run", "env") and not {"-h", "--help"} & set(own)
     if examines:
         _pause(own)
+    limit_s = _limit(own, examines=examines)
+    speaks = examines and tick.wanted(own)
+    if speaks:
+        tick.start(limit_s, "examining this host" if command == "env" else "examining the cluster")
+    from nccl_doctor.system import supervisor  # from here on, what is imported takes time
+
     terms = supervisor.Terms(
-        limit_s=_limit(own, examines=examines),
+        limit_s=limit_s,
         keeps=examines,
+        speaks=speaks,
         hands_over=own != arguments,
         unable=_unable_for(own),
         tell_death=_tell_death,

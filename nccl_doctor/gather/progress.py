@@ -19,6 +19,7 @@ from typing import Any
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.messages import SignIn
 from nccl_doctor.model.findings import Layer, numbered
+from nccl_doctor.system import tick
 from nccl_doctor.system.deadline import no_more
 from nccl_doctor.system.terminal import complain, obeys_escapes, safe
 from nccl_doctor.toolkit.slurm import host_ranges
@@ -155,6 +156,7 @@ class Progress:
         if until != self._until:
             self._until, self._step_began = until, now
             self._next_line = now + _LONG_S
+        tick.hush()
         self._phase = phase if self._phase is None else max(self._phase, phase or self._phase)
         if doing != self.doing:
             self.doing = doing
@@ -199,6 +201,7 @@ class Progress:
 
     def close(self) -> None:
         """Take the board away for good, before the report is printed."""
+        tick.hush()
         self._wipe()
         self._shown = self._logs = False
 

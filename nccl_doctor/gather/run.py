@@ -118,6 +118,7 @@ def run(
     if key is None and (flags.nnodes or 1) == 1 and flags.master_addr is None:
         key = Key(secrets.token_bytes(32), lasts=False)  # all ranks are forked from here
     doing = "looking at this host"
+    supervisor.doing(doing, options.timeout_s)
     watchdog = Watchdog(
         started + options.timeout_s,
         lambda why: give_up(f"{why} while {doing}: no rank was started"),
@@ -146,7 +147,9 @@ def run(
     for line in look_first(mine):
         mine.progress.tell(line)
     doing = "importing torch"
+    supervisor.doing(doing, options.timeout_s)
     import_torch()
+    supervisor.doing("", options.timeout_s)
 
     def first(start_siblings: Callable[[HostPlace, Address], None]) -> int:
         config = replace(mine.config, start_siblings=start_siblings)
@@ -285,8 +288,10 @@ def examine_here(options: Options, give_up: Callable[[str], int]) -> Report:
     watchdog = Watchdog(
         run.config.deadline, lambda why: give_up(f"{why} while {run.progress.doing}")
     )
-    run.progress.say("importing torch", Phase.START)
+    run.progress.doing = "importing torch"
+    supervisor.doing(run.progress.doing, TIMEOUT_S)
     import_torch()
+    supervisor.doing("", TIMEOUT_S)
     scopes = {check.name: check.scope for check in run.registry.checks}
     evidence = EvidenceLog(run.launch, scopes, environ)
     who = introduce(run.launch, environ, options.backend)

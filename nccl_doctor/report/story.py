@@ -417,7 +417,7 @@ class Story:
 
     @property
     def headline(self) -> str:
-        """The first line: of a failure the first cause, and how many more there are."""
+        """First line: of a failure the first cause, and how many more there are."""
         report = self.report
         if report.verdict != "fail" or report.run.source or not self.causes:
             return report.summary
@@ -426,7 +426,7 @@ class Story:
         return first + more
 
     def untold(self, block: KindBlock) -> list[str]:
-        """The titles of a block that the first line does not say: each is read once."""
+        """Titles of a block that the first line does not say: each is read once."""
         is_first = self.causes and block.findings[0] is self.causes[0]
         return [each for each in block.titles if not (is_first and each in self.headline)]
 
@@ -594,7 +594,7 @@ def healthy_summary(report: Report, checks: Checks) -> list[tuple[str, str]]:
     sections = sections_of(report, checks)
     setups = setups_of(sections)
     areas = (
-        ("software", _software(setups)),
+        ("software", list(_software(setups))),
         ("GPUs", _texts(each for each in setups["gpus"] if each.value != "none")),
         ("network", [*_interfaces(setups["interface"], report.cluster.backend), *_pairs(sections)]),
         ("results", _texts(setups["results"])),

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from nccl_doctor.system import forks, helpers, leaving
+from nccl_doctor.system import forks, helpers, leaving, tick
 
 GRACE_S = 1.8
 """Time after the deadline for the last words of the program itself."""
@@ -35,6 +35,8 @@ INTERRUPT_S = 12.0
 _CALM_S = 3600.0
 _REAP_S = 0.5
 _SAY_S = 1.0
+_LONG_S, _AGAIN_S = 10.0, 30.0
+"""A line says what the program does once it takes that long, and then so often."""
 _GIVE_BACK_S = 0.3
 _TELL_S = 10.0  # most of it to import torch
 LAST_S = GRACE_S + _GIVE_BACK_S + _REAP_S
@@ -89,6 +91,15 @@ def put_off(deadline: float) -> None:
     _say(put_off=deadline)
 
 
+def doing(what: str, limit_s: float) -> None:
+    """Say what the program does, which nothing can interrupt, and the time limit of all of it;
+    empty once that is over.
+    """
+    if what:
+        tick.doing(what, limit_s)
+    _say(doing=what)
+
+
 def take_signals() -> None:
     """Take the signals in this process from now on; the supervisor sends them on."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, forks.SIGNALS)
@@ -135,6 +146,7 @@ class Terms:
         keeps: the program examines. A code of 0 needs a report that is written, and a signal
             before the program takes them is an exit code of ours; else this process dies of it, as
             any command would.
+        speaks: say on stderr, where it is no terminal, what a program does for long.
         hands_over: a command is to follow: then a written report is not yet everything.
         unable: see `Unable`.
         tell_death: see `TellDeath`.
@@ -142,6 +154,7 @@ class Terms:
 
     limit_s: float
     keeps: bool = True
+    speaks: bool = False
     hands_over: bool = False
     unable: Unable = lambda message, code: (code, "")
     tell_death: TellDeath = lambda about, name: None
@@ -223,11 +236,20 @@ class _Supervisor:
         self._written: int | None = None
         self._done: int | None = None
         self._command: Sequence[str] = ()
+        self._doing = ""
+        self._next_line = float("inf")
 
     def run(self) -> int:
+        try:
+            return self._watched()
+        finally:
+            tick.end()
+
+    def _watched(self) -> int:
         wake = self._listen()
         while True:
-            left = min(max(0.0, self._kill_at - time.monotonic()), _CALM_S)
+            next_s = min(self._kill_at, self._next_line)
+            left = min(max(0.0, next_s - time.monotonic()), _CALM_S)
             readable, _, _ = select.select([self._hear, wake], [], [], left)
             if self._hear in readable:
                 self._read()
@@ -242,6 +264,10 @@ class _Supervisor:
                 return self._ended(status)
             if time.monotonic() >= self._kill_at:
                 return self._late()
+            if time.monotonic() >= self._next_line:
+                self._next_line += _AGAIN_S
+                spent_s, limit_s = time.monotonic() - _own.began, self._deadline - _own.began
+                _tell(2, f"nccl-doctor: {self._doing} ({spent_s:.0f} of {limit_s:g} s)\n")
 
     def _listen(self) -> int:
         """Have signals wake this process. Returns: the descriptor that they are read from."""
@@ -266,6 +292,9 @@ class _Supervisor:
             self._end_at(message["deadline"])
         if "put_off" in message:
             self._end_at(max(self._deadline, message["put_off"]))
+        if "doing" in message and self._terms.speaks and not tick.is_shown():
+            self._doing = message["doing"]
+            self._next_line = time.monotonic() + _LONG_S if self._doing else float("inf")
         self._takes_signals = self._takes_signals or "takes_signals" in message
         self._written = message.get("written", self._written)
         if "signed_in" in message:
@@ -331,6 +360,7 @@ class _Supervisor:
 
     def _become(self, command: Sequence[str]) -> int:
         """Become the command, unless a signal came; with the signals as they were at the start."""
+        tick.end()
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         pending = sorted(signal.sigpending() & set(forks.SIGNALS))
         if self._received or pending:
@@ -387,6 +417,7 @@ def _die_of(number: int) -> NoReturn:
 
 
 def _leave_unable(message: str, code: int, unable: Unable) -> int:
+    tick.hush()
     code, line = unable(message, code)
     _tell(2, f"nccl-doctor: {message}\n")
     if line:

@@ -14,6 +14,7 @@ import sys
 import unicodedata
 from typing import BinaryIO, TextIO
 
+from nccl_doctor.system import tick
 from nccl_doctor.system.forks import open_streams
 from nccl_doctor.system.masking import masked
 
@@ -64,6 +65,7 @@ def wants_color(stream: TextIO) -> bool:
 
 def complain(text: str) -> None:
     """Write one line to stderr, with the name of the program before it, and no secret in it."""
+    tick.hush()
     sys.stderr.write(f"nccl-doctor: {inert(safe(masked(text)))}\n")
     sys.stderr.flush()
 

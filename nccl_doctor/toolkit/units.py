@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _RATES = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"))
-_BITS = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"))
+_BITS = ((1e9, "Gbit/s"), (1e6, "Mbit/s"))
 _SIZES = ((1 << 20, "MiB"), (1 << 10, "KiB"))
 _LADDERS = (_TIMES, _RATES, _BITS)
 
@@ -55,14 +55,12 @@ def span_text(values: Iterable[float], show: Callable[[float], str]) -> str:
 
 def _scaled(value: float, ladder: tuple[tuple[float, str], ...]) -> str:
     """The value in the largest unit of which it is one or more, in that of the last if in none."""
-    for scale, unit in ladder:
-        # What would be rounded to 1000 of a unit is one of the next.
-        if abs(value) >= 0.9995 * scale:
-            return f"{_digits(value / scale)} {unit}"
-    scale, unit = ladder[-1]
-    return f"{_digits(value / scale)} {unit}"
+    # What would be rounded to 1000 of a unit is one of the next.
+    large = (each for each in ladder if abs(value) >= 0.9995 * each[0])
+    scale, unit = next(large, ladder[-1])
+    return f"{_digits(value / scale, 10 if unit == 'µs' else 1000)} {unit}"
 
 
-def _digits(value: float) -> str:
-    """Three digits, or all before the point of a larger number."""
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+def _digits(value: float, whole_from: float = 1000) -> str:
+    """Three digits; of a larger number, those before the point."""
+    return f"{value:.0f}" if abs(value) >= whole_from else f"{value:.3g}"

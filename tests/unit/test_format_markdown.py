@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from nccl_doctor.api import Confidence, Finding, Outcome, OutcomeStatus, Where
 from nccl_doctor.registry import installed
@@ -24,9 +25,9 @@ def test_healthy():
 
 
 def test_a_pass_says_what_was_measured():
-    out = markdown.render(healthy(), installed).splitlines()
+    out = markdown.render(replace(healthy(), verdict="pass"), installed).splitlines()
     network = next(line for line in out if line.startswith("- **network** "))
-    assert "round trip 100 µs" in network
+    assert "round trip 50 µs" in network
 
 
 def test_broken():
@@ -45,7 +46,7 @@ def test_broken():
     assert markdown.render(report).splitlines() == [
         "## ❌ nccl-doctor: FAIL",
         "",
-        "Title of port-shut (nd1 → nd0)",
+        r"Title of port-shut \(nd1 → nd0\)",
         "",
         "### ❌ Title of port-shut `port-shut`",
         "",

@@ -123,7 +123,7 @@ def passed(launcher: str, command: str, nnodes: int = 2, **more: Any) -> Report:
         ),
         (
             passed("srun", "nccl-doctor run", options={"select": ["clock"]}),
-            "nccl-doctor run, with the checks that were left out",
+            "nccl-doctor run with the checks that were left out",
         ),
         (passed("nccl-doctor", "nccl-doctor run -- torchrun train.py"), ""),
         (passed("nccl-doctor", "nccl-doctor env", 1, alone=True), ""),

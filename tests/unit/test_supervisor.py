@@ -218,13 +218,13 @@ def test_under_nohup_a_hang_up_is_nothing() -> None:
 
 def test_it_is_light(tmp_path: Path) -> None:
     """What is imported before it stands is a time in which a signal meets a bare interpreter."""
-    code = "import sys, nccl_doctor.__main__; print(*sys.modules)"
+    code = "import sys, nccl_doctor.__main__, nccl_doctor.system.supervisor; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     ours = {name for name in done.stdout.split() if name.startswith("nccl_doctor.")}
     assert ours == {f"nccl_doctor.{name}" for name in (
         "__main__", "system", "system.forks", "system.helpers", "system.leaving",
-        "system.shortage", "system.supervisor",
+        "system.shortage", "system.supervisor", "system.tick",
     )}  # fmt: skip
     assert "click" not in done.stdout.split()

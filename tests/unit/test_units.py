@@ -17,7 +17,7 @@ from tests.support.rows import each_row
     ("made", "text"),
     [
         (time_text(0.0130235), "13 ms"),
-        (time_text(0.0000853), "85.3 µs"),
+        (time_text(0.0000853), "85 µs"),
         (time_text(1.2345), "1.23 s"),
         (time_text(0.9999), "1 s"),
         (time_text(0.0), "0 µs"),
@@ -25,6 +25,7 @@ from tests.support.rows import each_row
         (rate_text(1.2e9), "1.2 GB/s"),
         (rate_text(12.0), "0.012 kB/s"),
         (bits_text(1.175e9), "9.4 Gbit/s"),
+        (bits_text(0.0), "0 Mbit/s"),
         (bits_text(2.5e12), "20000 Gbit/s"),
         (size_text(4 << 20), "4 MiB"),
         (size_text(8), "8 B"),

@@ -256,7 +256,7 @@ def sections(report: Report) -> Iterator[Html]:
 
 
 def measured(report: Report, checks: Checks) -> Html | None:
-    """What was measured on a cluster without a failure, and what to type next; or None."""
+    """Section of what was measured, and what to type next; None of a failure."""
     areas = healthy_summary(report, checks)
     if not areas:
         return None
