@@ -6,7 +6,6 @@ import pytest
 
 from tests.lab.lab import MEET, Lab
 
-
 WAITS_S = 20.0
 """For all to sign in: longer than the gap between two attempts of a busy machine."""
 
