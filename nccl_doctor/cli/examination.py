@@ -18,7 +18,7 @@ from nccl_doctor.cli.line import COMMAND, BeforeCommand, stand_alone
 from nccl_doctor.cli.needs import meet_at, needs_of
 from nccl_doctor.cli.options import with_options
 from nccl_doctor.cli.redaction import folder_redaction_of
-from nccl_doctor.cli.retry import Attempt
+from nccl_doctor.cli.retry import Retries
 from nccl_doctor.cli.saving import give
 from nccl_doctor.cli.settings import (
     options_of,
@@ -164,17 +164,17 @@ def run(ctx: click.Context, /, **given: Any) -> None:
         past = past_of(options.baseline, options.select, options.ignore) if first else None
         if launch.local_rank in (0, None):
             tell_of_config(ctx, given)
-    attempt = Attempt(given["retry"])
+    retries = Retries(given["retry"])
     if fleet:
-        code = _run_on_hosts(fleet, options, past, started, attempt)
+        code = _run_on_hosts(fleet, options, past, started, retries)
     else:
         code = _run_here(
-            ctx, options, flags, past, attempt, key=key, started=started, command=command
+            ctx, options, flags, past, retries, key=key, started=started, command=command
         )
     sys.stdout.flush()
     sys.stderr.flush()
-    if attempt.is_open(code):
-        attempt.begin_next(code, command)
+    if retries.is_open(code):
+        retries.begin_next(code, command)
     if kept is not None:
         command = _kept(kept, given, flags, launch, command)
     supervisor.done(code, () if given["again"] else command)
@@ -237,7 +237,7 @@ def _run_here(
     options: Options,
     flags: Flags,
     past: Past | None,
-    attempt: Attempt,
+    retries: Retries,
     *,
     key: Key | None,
     started: float,
@@ -254,7 +254,7 @@ def _run_here(
     def write(result: ParticipantResult, launch: Launch) -> int:
         if ctx.params["relay"]:
             return relay(result, launch)
-        if attempt.comes_again(result.code, result.report):
+        if retries.comes_again(result.code, result.report):
             return result.code
         code = leave(result, launch, options, installed)
         if code and command and launch.local_rank in (0, None):
@@ -279,7 +279,7 @@ def _run_here(
 
 
 def _run_on_hosts(
-    fleet: Fleet, options: Options, past: Past | None, started: float, attempt: Attempt
+    fleet: Fleet, options: Options, past: Past | None, started: float, retries: Retries
 ) -> int:
     """Exit code after examining the cluster of a hostfile."""
     from nccl_doctor.gather.fleet import run_on_hosts
@@ -295,7 +295,7 @@ def _run_on_hosts(
         raise click.UsageError(f"--hostfile {fleet.path}: {error}") from error
     except OSError as error:
         raise _NotStarted(f"ssh could not be started: {error}") from error
-    if attempt.comes_again(report.exit_code, report):
+    if retries.comes_again(report.exit_code, report):
         code = report.exit_code
     else:
         code = leave(ParticipantResult(report.exit_code, report), Launch(), options, installed)
@@ -336,9 +336,9 @@ def env(ctx: click.Context, /, **given: Any) -> None:
     from nccl_doctor.report.output import leave_unable
 
     report = examine_here(options, lambda why: leave_unable(why, options))
-    attempt = Attempt(given["retry"])
-    if attempt.comes_again(report.exit_code, report):
-        attempt.begin_next(report.exit_code)
+    retries = Retries(given["retry"])
+    if retries.comes_again(report.exit_code, report):
+        retries.begin_next(report.exit_code)
     code = give(report, options.outputs, options)
     supervisor.written(code)
     raise click.exceptions.Exit(code)

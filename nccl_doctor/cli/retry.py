@@ -28,8 +28,8 @@ _AGAIN = (1, 3)
 """Exit codes that time may change: a usage error stays one."""
 
 
-class Attempt:
-    """One of several examinations. What is decided in a rank that was forked is known here, too.
+class Retries:
+    """Whether other examinations follow this one. What is decided in a rank that was forked is known here, too.
 
     Args:
         retry_s: what --retry gives, or None.
