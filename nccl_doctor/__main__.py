@@ -25,7 +25,7 @@ _COMMANDS = ("run", "env", "checks", "explain", "report", "schema", "completion"
 
 _KEEP = "keep"
 """First word of the process that a run with --autopsy becomes, as `cli.keep` writes it."""
-_AFTER = "--after="
+_PAUSE = "--pause="
 """Option with the seconds to wait, as `cli.retry` writes it."""
 _COMPLETE = "_NCCL_DOCTOR_COMPLETE"
 """Set by the scripts of `completion`, which name it too."""
@@ -158,13 +158,13 @@ def _limit(arguments: Sequence[str], *, examines: bool) -> float:
 
 
 def _pause(arguments: Sequence[str]) -> None:
-    """Wait as long as --after says, which an attempt gives to the next one (`cli.retry`)."""
+    """Wait as long as --pause says, which an attempt gives to the next one (`cli.retry`)."""
     import time
 
     for word in arguments:
-        if word.startswith(_AFTER):
+        if word.startswith(_PAUSE):
             try:
-                time.sleep(float(word.removeprefix(_AFTER)))
+                time.sleep(float(word.removeprefix(_PAUSE)))
             except KeyboardInterrupt:
                 sys.exit(130)
             except ValueError:

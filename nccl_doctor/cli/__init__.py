@@ -36,7 +36,9 @@ from nccl_doctor.cli.reports import report
     ),
 )
 @click.option(
-    "--version", is_flag=True, help="Show the version and exit; with -v: of what it runs with."
+    "--version",
+    is_flag=True,
+    help="Show the version and exit; -v: with commit, Python, torch and paths.",
 )
 @click.option("-v", "--verbose", is_flag=True, hidden=True)
 # `deepspeed --module nccl_doctor run` puts it in front of `run`; LOCAL_RANK says the same.

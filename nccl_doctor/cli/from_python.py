@@ -92,7 +92,7 @@ def _words(given: dict[str, Any]) -> list[str]:
     known = {param.name: param for param in run.params}
     words = []
     for name, value in given.items():
-        if name not in known or name in ("relay", "json", "retry", "after"):
+        if name not in known or name in ("relay", "json", "retry", "pause"):
             raise TypeError(f"check() got an unexpected keyword argument {name!r}")
         option = f"--{name.replace('_', '-')}"
         if value is None or value is False:

@@ -116,10 +116,10 @@ HEADINGS: Mapping[str, tuple[OptionRow, ...]] = {
             "--topology",
             in_file=_TEXT,
             metavar="FILE",
-            about="Leaf switches of the network, in the form of Slurm's topology.conf: lines are "
-            "`SwitchName=leaf1 Nodes=gpu[001-016]`. Read on the host of rank 0. Of more than 64 "
-            "hosts, some below each two leaf switches call each other. [default: the switches that "
-            "Slurm tells]",
+            about="Leaf switches of the network, as in Slurm's topology.conf: lines "
+            "`SwitchName=leaf1 Nodes=gpu[001-016]`. Read by rank 0. With more than 64 hosts, "
+            "only some of each two switches are tested with each other. [default: the switches "
+            "that Slurm tells]",
         ),
         _entry(
             "--key",
@@ -162,14 +162,14 @@ HEADINGS: Mapping[str, tuple[OptionRow, ...]] = {
         _entry(
             "--autopsy",
             metavar="DIR",
-            about="Keep what the COMMAND behind -- prints in DIR, best one that all hosts share. "
-            "If it fails, find out who failed first, and examine the hosts again.",
+            about="Save the output of COMMAND in DIR, best a folder that all hosts share. If "
+            "the job fails, name the rank that failed first, and examine the hosts again.",
         ),
         _entry(
             "--hang-after",
             type=Seconds(),
             metavar="SECONDS",
-            about="With --autopsy: if the job prints nothing for so long, say where its ranks "
+            about="With --autopsy: if the job prints nothing for this time, say where its ranks "
             "stand; py-spy is used if it is installed. The job goes on.",
         ),
         _entry(
@@ -217,9 +217,8 @@ HEADINGS: Mapping[str, tuple[OptionRow, ...]] = {
             "--hold-idle",
             in_file=_NUMBER,
             type=Seconds(),
-            about="Hold connections between the hosts on which nobody sends anything, and see "
-            "whether they still work: the longest pause of the job. --timeout has to be 90 s "
-            "longer.",
+            about="Test whether connections between the hosts survive this time without "
+            "traffic: the longest pause of the job. Needs a --timeout 90 s longer.",
         ),
         _entry(
             "--path",
@@ -228,9 +227,8 @@ HEADINGS: Mapping[str, tuple[OptionRow, ...]] = {
             multiple=True,
             metavar="DIR[:ro]",
             type=StoragePath(),
-            about="Storage that the job needs (checkpoints, data, caches): every host uses it for "
-            "a moment, and looks for what the others wrote. With :ro nothing is written there. "
-            "Several times for several.",
+            about="Storage of the job (checkpoints, data, caches): every host writes a small "
+            "file and looks for those of the others; with :ro none is written. May be repeated.",
         ),
         _entry(
             "--endpoint",
@@ -239,9 +237,9 @@ HEADINGS: Mapping[str, tuple[OptionRow, ...]] = {
             multiple=True,
             metavar="HOST:PORT",
             type=Endpoint(),
-            about="Port of a service of the job (Ray, vLLM, metrics): is it free on HOST, a host "
-            "of the job by name, address or node rank, and can the others reach it. To another "
-            "HOST, every host tries to connect. Several times for several.",
+            about="Port of a service of the job (Ray, vLLM, metrics). HOST is a host of the "
+            "job, by name, address or node rank: the port must be free there, and reachable "
+            "from the others. To any other HOST every host must connect. May be repeated.",
         ),
         _entry(
             "--reach",
@@ -249,9 +247,9 @@ HEADINGS: Mapping[str, tuple[OptionRow, ...]] = {
             multiple=True,
             metavar="URL",
             type=Url(),
-            about="Service outside of the job that every host has to reach (hub, registry, "
-            "tracking server): http, https or tcp://HOST:PORT. Path, user and password are not "
-            "used. Several times for several.",
+            about="Service outside the job that every host must reach (hub, registry, tracking "
+            "server): http, https or tcp://HOST:PORT. Path, user and password are not used. May "
+            "be repeated.",
         ),
         _entry(
             "--select",
@@ -311,11 +309,11 @@ HEADINGS: Mapping[str, tuple[OptionRow, ...]] = {
             of=_EXAMINE,
             metavar="SECONDS",
             type=Seconds(),
-            about="Examine again until the exit code would be 0, as long as this time is not over; "
-            "--timeout is the limit of each attempt. For hosts that come up late. Until then each "
-            "attempt is one line on stderr.",
+            about="Examine again until the exit code would be 0, for hosts that come up late; no "
+            "attempt begins after this time. Only the last one prints its report, the others a "
+            "line on stderr.",
         ),
-        _entry("--after", of=_EXAMINE, type=Seconds(), hidden=True),
+        _entry("--pause", of=_EXAMINE, type=Seconds(), hidden=True),
     ),
     "Reports (PATH - writes to stdout, in place of the text)": (
         _entry(

@@ -29,7 +29,7 @@ _AGAIN = (1, 3)
 
 
 class Retries:
-    """Whether other examinations follow this one. What is decided in a rank that was forked is known here, too.
+    """Whether another examination follows. What a forked rank decides is known here, too.
 
     Args:
         retry_s: what --retry gives, or None.
@@ -80,8 +80,8 @@ class Retries:
         from nccl_doctor.launch.ssh.program import own_words
 
         own = sys.argv[1:]
-        own = _without(own[: own.index("--")] if "--" in own else own, ("--retry", "--after"))
-        times = [f"--retry={self.left_s:.1f}", f"--after={PAUSE_S:g}"]
+        own = _without(own[: own.index("--")] if "--" in own else own, ("--retry", "--pause"))
+        times = [f"--retry={self.left_s:.1f}", f"--pause={PAUSE_S:g}"]
         return [*own_words(), *own, *times, *(["--", *command] if command else [])]
 
 

@@ -263,7 +263,7 @@ COMMANDS = {"run", "autopsy", "checks", "explain", "report", "env", "schema", "c
 REPORT_COMMANDS = {"show", "judge", "merge", "diff", "fixes", "bundle", "issue"}
 RUN_FLAGS = {
     "--retry",
-    "--after",
+    "--pause",
     "--standalone",
     "--html",
     "--github",
@@ -317,7 +317,7 @@ RUN_FLAGS = {
 }
 ENV_FLAGS = {
     "--retry",
-    "--after",
+    "--pause",
     "--html",
     "--github",
     "--no-github",

@@ -12,7 +12,7 @@ WAITS_S = 20.0
 
 @pytest.mark.wide
 def test_a_host_that_comes_late_is_found_by_the_next_attempt(lab: Lab) -> None:
-    late = {"nd1": [f"--after={WAITS_S + 6}"]}
+    late = {"nd1": [f"--pause={WAITS_S + 6}"]}
     run = lab.own_doctor(
         *MEET, "--retry", "100", f"--join-timeout={WAITS_S}", per_host=late, timeout_s=150
     )
