@@ -68,6 +68,15 @@ def _no_time(lab: Lab) -> Run:
     return lab.own_doctor(*short, "--select", "interfaces,seeds,groups")
 
 
+def _host(lab: Lab) -> Run:
+    """What `nccl-doctor env` says of one host."""
+    folder = lab.new_folder()
+    words = [sys.executable, "-m", "nccl_doctor", "env", "--json", str(folder / "report.json")]
+    process = lab["nd0"].run(words, folder=folder)
+    lab.wait([process], 60.0)
+    return Run.read(folder, {0: [process]})
+
+
 HOSTS = ("nd0", "nd1", "nd2")
 RUNS: dict[str, tuple[int, Callable[[Lab], Run], str]] = {
     "alone": (1, _alone, "pass"),
@@ -77,6 +86,7 @@ RUNS: dict[str, tuple[int, Callable[[Lab], Run], str]] = {
     "slow-host": (3, _slow_host, "warn"),
     "unresolved": (2, _unresolved, "fail"),
     "no-time": (1, _no_time, "unknown"),
+    "host": (1, _host, "pass"),
 }
 """Name → number of hosts, what is done with them, and the verdict that it must give."""
 

@@ -117,8 +117,9 @@ def run(ctx: click.Context, /, **given: Any) -> None:
 
     Under torchrun, srun, mpirun, deepspeed or accelerate this process is one rank of the job.
     Without a launcher it starts the ranks of this host itself: run it on every host, with the
-    options of torchrun, in either spelling (--node-rank, --node_rank). A COMMAND after -- is the job:
-    its hosts and ranks are read from it, and it replaces this process if the exit code would be 0.
+    options of torchrun, in either spelling (--node-rank, --node_rank). A COMMAND after -- is the
+    job: its hosts and ranks are read from it, and it replaces this process if the exit code would
+    be 0.
 
     Rank 0 prints the report to stdout; progress goes to stderr. The report is complete within
     --timeout, whatever is broken, and all ranks exit with the same code.
