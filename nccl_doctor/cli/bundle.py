@@ -198,7 +198,7 @@ def _is_here(saved: Report) -> bool:
 
 
 def _collected(saved: Report) -> str:
-    """What `collect_env` prints on a host of the job; empty elsewhere, or where it fails."""
+    """Output of `collect_env` on a host of the job; empty elsewhere, or where it fails."""
     from nccl_doctor.report.bundle import without_secrets
     from nccl_doctor.report.vendor import COLLECT_ENV, run_tools
 

@@ -46,7 +46,7 @@ class Retries:
         return max(0.0, float(_LEFT.unpack_from(self._shared)[0]))
 
     def comes_again(self, code: int, report: Report | None = None) -> bool:
-        """True if the answer does not count: then it is told in one line, if there is a report."""
+        """True if another attempt follows; the verdict of this one is then one line on stderr."""
         from nccl_doctor.model.kinds import RUN_INTERRUPTED
 
         left_s = 0.0
@@ -66,7 +66,7 @@ class Retries:
         return True
 
     def is_open(self, code: int) -> bool:
-        """True if another one is to begin, also where none of the ranks came to an answer."""
+        """True if another attempt follows, also where no rank came to an answer."""
         asked = _LEFT.unpack_from(self._shared)[0] != _NOT_ASKED
         return self.left_s > 0 if asked else self.comes_again(code)
 

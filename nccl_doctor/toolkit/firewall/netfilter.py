@@ -132,7 +132,7 @@ _DONE = {"drop": "dropped", "reject": "rejected", "redirect": "redirected"}
 
 
 def by_rule(hit: Mapping[str, Any]) -> str:
-    """What a `Hit` does to a call: `dropped by this rule: nft inet filter input: policy drop`."""
+    """A `Hit` as the reason of a failed call: `dropped by this rule: nft inet filter input: …`."""
     return f"{_DONE.get(hit['verdict'], 'stopped')} by this rule: {quote_hit(hit)}"
 
 
