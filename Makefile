@@ -46,7 +46,7 @@ test-wide: $(VENV)/.dev ## what `make test` leaves out, and properties by many m
 	@scripts/lab_tools.sh
 	$(TEST_ENV) EXAMPLES=deep $(BIN)/python -m pytest -m "wide or hypothesis" tests $(ARGS)
 
-# Six wheels of NCCL, about 250 MB each, are kept in the cache of the user; no GPU is needed.
+# Thirteen wheels of NCCL, about 250 MB each, are kept in the cache of the user; no GPU is needed.
 test-nccl: $(VENV)/.dev ## compare our rules with real NCCL, and write docs/nccl-validation.md
 	@scripts/lab_tools.sh
 	$(TEST_ENV) $(BIN)/python scripts/nccl_validation.py --write docs/nccl-validation.md $(ARGS)

@@ -2,7 +2,8 @@
 
 Every row of tests/lab/nccl/rows.py is asked of every version, on lab hosts with several interfaces:
 which interface NCCL takes for its bootstrap, and what it reads from its configuration files. Needs
-what the lab needs, a C compiler, and a package index or the wheels in the cache; no GPU.
+what the lab needs, a C compiler, and a package index or the wheels in the cache; no GPU. The names
+and the defaults in the table of variables are compared with the code of every release since 2.27.
 
     python scripts/nccl_validation.py --write docs/nccl-validation.md
     python scripts/nccl_validation.py --version 2.29.7
@@ -22,9 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.lab.hosts import trouble
 from tests.lab.lab import Lab
+from tests.lab.nccl.binary import Tabled
+from tests.lab.nccl.binary import compare as compare_table
 from tests.lab.nccl.rows import HOSTS, ROWS
 from tests.lab.nccl.trials import Result, build, compare
-from tests.lab.nccl.wheels import VERSIONS, library
+from tests.lab.nccl.wheels import TABLED, VERSIONS, library
 from tests.support.wheels import NoWheel
 
 _HEAD = (
@@ -46,12 +49,19 @@ _LEGEND = (
     "when it forms a group, which needs a GPU.",
     "## Result",
 )
+_TABLE = (
+    "## Names and defaults",
+    "Each variable that the code of a release asks for, and the default that it gives for a "
+    "number, against `nccl_doctor/toolkit/variables/nccl.toml`; and each name in the table against "
+    "the texts in the library. Since 2.30.3, NCCL lists some with their defaults itself: they are "
+    "compared, too. A default that the table has as `auto` is decided later, and not compared.",
+)
 
 Results = Mapping[str, Sequence[Result]]
 """Version → results, in the order of `ROWS`."""
 
 
-def page(results: Results, day: str) -> str:
+def page(results: Results, tabled: Mapping[str, Tabled], day: str) -> str:
     """The whole page, as Markdown."""
     count = sum(map(len, results.values()))
     wrong = [(v, each) for v, found in results.items() for each in found if each.differences]
@@ -76,12 +86,26 @@ def page(results: Results, day: str) -> str:
         ]
     else:
         lines.append("None.")
+    lines += ["", *_names_and_defaults(tabled)]
     lines += ["", "## Rows", "", "| host | set | NCCL takes |", "|---|---|---|"]
     lines += [
         f"| {row.host} | {_cell(row.text)} | {_answers({v: results[v][i].said for v in results})} |"
         for i, row in enumerate(ROWS)
     ]
     return "\n".join([*lines, ""])
+
+
+def _names_and_defaults(tabled: Mapping[str, Tabled]) -> list[str]:
+    lines = [
+        "\n\n".join(_TABLE),
+        "",
+        "| NCCL | names | defaults | different |",
+        "|---|---|---|---|",
+    ]
+    for version, each in tabled.items():
+        lines.append(f"| {version} | {each.names} | {each.defaults} | {len(each.differences)} |")
+    wrong = [f"- {v}: {said}" for v, each in tabled.items() for said in each.differences]
+    return [*lines, "", *wrong] if wrong else lines
 
 
 def _answers(said: Mapping[str, str]) -> str:
@@ -125,6 +149,7 @@ def main() -> int:
         return 2
     try:
         libraries = {version: library(version) for version in args.version or VERSIONS}
+        tables = {version: library(version) for version in args.version or TABLED}
     except NoWheel as error:
         sys.stderr.write(f"nccl_validation: {error}\n")
         return 2
@@ -138,10 +163,15 @@ def main() -> int:
             for each in wrong:
                 text = f"  {each.row.host}: {each.row.text}: NCCL: {each.said}"
                 sys.stdout.write(f"{text}; {'; '.join(each.differences)}\n")
+    tabled = {version: compare_table(version, path) for version, path in tables.items()}
+    for version, each in tabled.items():
+        said = [f"NCCL {version}: {each.names} names, {each.defaults} defaults", *each.differences]
+        sys.stdout.write("\n  ".join(said) + "\n")
     if args.write is not None:
         day = datetime.now(timezone.utc).date().isoformat()
-        args.write.write_text(page(results, day), encoding="utf-8")
-    return int(any(each.differences for found in results.values() for each in found))
+        args.write.write_text(page(results, tabled, day), encoding="utf-8")
+    wrong_rows = any(each.differences for found in results.values() for each in found)
+    return int(wrong_rows or any(each.differences for each in tabled.values()))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from nccl_doctor.system.helpers import send_foreign
 from nccl_doctor.toolkit.nccl.answer import ask_nccl
 from nccl_doctor.toolkit.variables.table import table
 from tests.lab.lab import Lab
+from tests.lab.nccl.binary import compare as compare_table
 from tests.lab.nccl.rows import HOSTS, ROWS
 from tests.lab.nccl.trials import build, compare
 from tests.lab.nccl.wheels import QUICK, library
@@ -55,6 +56,13 @@ def test_every_name_that_nccl_lists_is_in_the_table(nccl: Path) -> None:
     listed = set(json.loads(send_foreign("names", names, 60)))
     assert "NCCL_DEBUG_TIMESTAMP_LEVELS" in listed
     assert listed <= table().variables.keys()
+
+
+def test_the_table_has_the_names_and_the_defaults_of_its_code(nccl: Path) -> None:
+    found = compare_table(QUICK, nccl)
+    assert found.differences == ()
+    assert found.names > 230
+    assert found.defaults > 200
 
 
 def test_nccl_says_how_it_reads_its_variables(nccl: Path) -> None:

@@ -9,13 +9,16 @@ from hypothesis import strategies as st
 
 from nccl_doctor.api import Severity
 from nccl_doctor.toolkit.variables.table import AUTO, table
+from nccl_doctor.toolkit.versions import release
 from tests.support.environments import Env, judge
 
-DEFAULTS = sorted(
-    (name, row.default)
-    for name, row in table().variables.items()
-    if row.default not in (None, AUTO) and not row.gone and not row.deprecated_by
-)
+
+def defaults(nccl: str | None) -> list[tuple[str, str]]:
+    """Variable → default, with a release of NCCL."""
+    now = release(nccl)
+    rows = [r.at(now) if r.library == "nccl" else r for r in table().variables.values()]
+    told = ((r.name, r.default) for r in rows if not r.gone and not r.deprecated_by)
+    return sorted((name, text) for name, text in told if text not in (None, AUTO))
 
 
 @given(
@@ -24,8 +27,9 @@ DEFAULTS = sorted(
     st.sampled_from(["2.30.7", "2.19.3", None]),
 )
 def test_defaults_written_out_are_harmless(random: Random, backend: str, nccl: str | None) -> None:
+    known = defaults(nccl)
     envs: list[Env] = [
-        dict(random.sample(DEFAULTS, random.randint(0, len(DEFAULTS))))
+        dict(random.sample(known, random.randint(0, len(known))))
         for _ in range(random.randint(1, 4))
     ]
     found = judge(envs, backend=backend, nccl=nccl, infiniband=True)
@@ -34,9 +38,8 @@ def test_defaults_written_out_are_harmless(random: Random, backend: str, nccl: s
 
 
 def test_all_defaults_at_once_are_harmless() -> None:
-    assert (
-        judge([dict(DEFAULTS)] * 2, nproc=2, nccl="2.33.1", torch="2.15.0", infiniband=True) == []
-    )
+    envs = [dict(defaults("2.33.1"))] * 2
+    assert judge(envs, nproc=2, nccl="2.33.1", torch="2.15.0", infiniband=True) == []
 
 
 @given(
@@ -58,7 +61,7 @@ def test_any_values_are_judged(envs: list[Env], backend: str) -> None:
 
 
 def test_a_large_cluster_is_judged_in_time() -> None:
-    env: Env = {name: default for name, default in DEFAULTS[:60] if default is not None}
+    env: Env = dict(defaults("2.30.7")[:60])
     envs = [env] * 399 + [{**env, "NCCL_ALGO": "Ring"}]
     (found,) = (each for each in judge(envs) if each.code == "env-differs")
     assert found.where.hosts == ("nd399",)

@@ -20,6 +20,11 @@ WHEELS = {
 }
 """Those that `make test-nccl` asks: one of every group of releases that have the same rules."""
 VERSIONS = tuple(WHEELS)
+TABLED = (
+    *("2.27.7", "2.28.3", "2.28.7", "2.28.9", "2.29.2", "2.29.3", "2.29.7", "2.30.3", "2.30.4"),
+    *("2.30.7", "2.31.2", "2.32.3"),
+)
+"""Those whose names and defaults are compared with the table of variables: all since 2.27."""
 QUICK = "2.30.7"
 """The one that `make test` asks."""
 
