@@ -69,7 +69,7 @@ from nccl_doctor.toolkit.gpu.devices import see_other_gpus
 from nccl_doctor.toolkit.hosts import MASTER_NOT_SET, everybody_came_in
 from nccl_doctor.toolkit.relaunch import STARTERS
 from nccl_doctor.toolkit.slurm import slurm_hosts
-from nccl_doctor.toolkit.versions import disagreement
+from nccl_doctor.toolkit.versions import disagreement, release
 
 MISSING_VARIABLE = Kind(
     "launch-missing-variable",
@@ -189,6 +189,18 @@ BACKEND = Kind(
         )
     ),
 )
+NOT_SERVED = Kind(
+    "init-method-not-served",
+    Layer.LAUNCH,
+    "Nobody serves the store that init_method names",
+    "torchrun's agent serves a store at MASTER_PORT, and tells the ranks so. Before torch 2.14, "
+    "rank 0 then serves none at another HOST:PORT either: all ranks are clients of a store that is "
+    "not there, and end at the time-out.",
+    "Leave init_method out, which is env://, or give torchrun the port of init_method "
+    "(--master-port, or the port of --rdzv-endpoint).",
+    effects=(Effect.JOB_ONLY,),
+)
+_SERVED_SINCE = (2, 14)
 _ADDRESS_OF_0 = "before the launch; ADDRESS is that of rank 0's host"
 _ELASTIC = ("torchrun", "accelerate", "nccl-doctor")
 """Launchers whose run id separates jobs; our own launcher has that of the torchrun it replaces."""
@@ -213,18 +225,20 @@ class LaunchRecord(Check):
         NO_RANK,
         NOT_SET,
         INDEPENDENT,
+        NOT_SERVED,
     )
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`launcher`, `sources`: field of the launch record → where its value came from, and
-        `lightning`: its version or None. The values themselves are in the record, which every rank
-        sends when it signs in.
+        `lightning`, `torch`: their versions or None. The values themselves are in the record, which
+        every rank sends when it signs in.
         """
         found = (installed(name) for name in ("lightning", "pytorch-lightning"))
         return {
             "launcher": ctx.launch.launcher,
             "sources": dict(ctx.launch.sources),
             "lightning": next(filter(None, found), None),
+            "torch": installed("torch"),
         }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
@@ -232,6 +246,7 @@ class LaunchRecord(Check):
         yield from _problems(cluster)
         yield from _met_by_a_rule(cluster)
         yield from _without_rank(cluster)
+        yield from _not_served(cluster)
         if cluster.complete:
             yield from _without_local_rank(cluster)
             claims = (
@@ -387,6 +402,29 @@ def _without_rank(cluster: Cluster) -> Iterator[Finding]:
             )
         ),
     )
+
+
+def _not_served(cluster: Cluster) -> Iterator[Finding]:
+    """A store of init_method that the ranks of torchrun expect its agent to serve."""
+    told = cluster.job.launcher == "torchrun" and not _has_own_store(cluster)
+    launches = [rank.launch for rank in cluster.present if rank.launch is not None]
+    asked = any(each.agent_store and each.launcher != "ray" for each in launches)
+    old = {
+        facts["torch"]
+        for _, facts in cluster.facts(LaunchRecord.name)
+        if facts.get("torch") and () < release(facts["torch"]) < _SERVED_SINCE
+    }
+    if cluster.job.init_store and old and (told or asked):
+        yield Finding(
+            NOT_SERVED,
+            f"tcp://{cluster.job.init_store} is not at MASTER_PORT, and torch is {min(old)}",
+        )
+
+
+def _has_own_store(cluster: Cluster) -> bool:
+    """True if the ranks of a c10d rendezvous have a store apart from that of the agents."""
+    apart = any(r.env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1" for r in cluster.present)
+    return apart and cluster.job.rendezvous.backend == "c10d"
 
 
 def _backends(cluster: Cluster) -> Iterator[Finding]:

@@ -123,10 +123,11 @@ def needs_of(given: Mapping[str, Any], master_port: int | None) -> dict[str, Any
     init_method = given["init_method"] or ""
     in_a_file = init_method.startswith(_FILE)
     endpoints = dict.fromkeys(given["endpoints"])
-    if init_method.startswith(_TCP):
-        store = init_method.removeprefix(_TCP)
-        if read_endpoint(store)[1] != master_port:
-            endpoints[store] = None
+    store = init_method.removeprefix(_TCP) if init_method.startswith(_TCP) else ""
+    if store and read_endpoint(store)[1] == master_port:
+        store = ""
+    if store:
+        endpoints[store] = None
     paths: dict[str, bool] = {}
     for path, writes in given["paths"]:
         paths[path] = writes or paths.get(path, False)
@@ -134,5 +135,6 @@ def needs_of(given: Mapping[str, Any], master_port: int | None) -> dict[str, Any
         "paths": tuple(paths.items()),
         "endpoints": tuple(endpoints),
         "reach": tuple(dict.fromkeys(given["reach"])),
+        "init_store": store,
         "init_file": init_method.removeprefix(_FILE) if in_a_file else "",
     }

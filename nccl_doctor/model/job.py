@@ -68,13 +68,15 @@ class Job:
     between the hosts are to survive a silence, in seconds. `paths` are storage that it needs, each
     with whether it writes there; `endpoints` are `HOST:PORT` of its services; `reach` are URLs of
     services outside of it, without path, user and password. `init_file` is the file in which its
-    ranks meet, where they meet in one. `launcher` and `rendezvous` are those of its command, where
-    that is known, or else what torchrun's variables say to the pods of an elastic job; `elastic`
-    are the fewest and the most hosts that it starts with, where they differ. `max_restarts` is how
-    often torchrun's agents start failed ranks again, if the command says it. `unread` are hosts of
-    its command that are not examined. `asks_ssh` are the words with which deepspeed calls ssh
-    before it starts ranks on this host, the last one the host that it asks. `leaves` are the leaf
-    switches of the network, each with the list of the hosts below it, where the user tells them.
+    ranks meet, where they meet in one; `init_store` is the `HOST:PORT` of init_method where that is
+    not the place where the ranks of this run meet. `launcher` and `rendezvous` are those of its
+    command, where that is known, or else what torchrun's variables say to the pods of an elastic
+    job; `elastic` are the fewest and the most hosts that it starts with, where they differ.
+    `max_restarts` is how often torchrun's agents start failed ranks again, if the command says it.
+    `unread` are hosts of its command that are not examined. `asks_ssh` are the words with which
+    deepspeed calls ssh before it starts ranks on this host, the last one the host that it asks.
+    `leaves` are the leaf switches of the network, each with the list of the hosts below it, where
+    the user tells them.
     """
 
     mesh: tuple[tuple[str, int], ...] = ()
@@ -89,6 +91,7 @@ class Job:
     endpoints: tuple[str, ...] = ()
     reach: tuple[str, ...] = ()
     init_file: str = ""
+    init_store: str = ""
     launcher: str = ""
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
     elastic: tuple[int, int] | None = None

@@ -24,6 +24,8 @@ from tests.support.rows import each_row
             ("NCCL_NET", "Socket", "fail"),
             ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "fail"),
             ("TORCH_DIST_INIT_BARRIER", "1", "fail"),
+            ("TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P", "1", "fail"),
+            ("TORCH_SYMMMEM_IMPLICIT_POOL", "0", "warn"),
             ("NCCL_CROSS_NIC", "0", "warn"),
             ("NCCL_P2P_DISABLE", "1", "warn"),
             ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "900", "warn"),

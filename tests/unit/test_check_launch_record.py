@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import ALONE, Cluster, Context, Launch, LaunchProblem, Severity
+from nccl_doctor.api import ALONE, Cluster, Context, Job, Launch, LaunchProblem, Severity
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.launch.detect import detect
 from nccl_doctor.launch.ranks import host_launch
 from nccl_doctor.model.codec import Node, decode, encode
+from nccl_doctor.model.job import Rendezvous
 from nccl_doctor.model.options import Flags
 from nccl_doctor.report import text
+from nccl_doctor.system.programs import installed
 from tests.support import findings
 from tests.support.checks import CHECKS
 from tests.support.clusters import change_rank, make_cluster, outcome, shut_out
@@ -42,6 +44,7 @@ def test_observe_names_sources_and_no_values() -> None:
     environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "nd0", "MASTER_PORT": "29500"}
     facts = CHECK.observe(Context(launch=detect(environ), env=environ))
     assert json.loads(json.dumps(facts)) == {
+        "torch": installed("torch"),
         "launcher": "env",
         "sources": {
             "rank": "RANK",
@@ -255,6 +258,43 @@ class TestWhereNobodySaysWhereToMeet:
         for seat in range(4):
             cluster = change_rank(cluster, seat, launch={"master_addr": None})
         assert judge(cluster) == []
+
+
+# --- the store of init_method ---
+
+
+@each_row(
+    ("launcher", "agent", "torch", "job", "level"),
+    [
+        ("torchrun", True, "2.13.0+cpu", {}, "fail"),
+        ("accelerate", True, "2.4.1", {}, "fail"),
+        ("nccl-doctor", False, "2.13.0", {"launcher": "torchrun"}, "fail"),
+        ("torchrun", True, "2.14.1", {}, ""),
+        ("torchrun", True, None, {}, ""),
+        ("torchrun", False, "2.13.0", {}, ""),
+        ("ray", True, "2.13.0", {}, ""),
+        ("torchrun", True, "2.13.0", {"init_store": ""}, ""),
+        ("nccl-doctor", False, "2.13.0", {"launcher": "deepspeed"}, ""),
+    ],
+)
+def test_a_store_that_nobody_serves(
+    launcher: str, agent: bool, torch: str | None, job: Mapping[str, str], level: str
+) -> None:
+    asked = Job(**{"init_store": "nd0:29777", **job})
+    cluster = everywhere(make_cluster(job=asked), range(4), launcher=launcher, agent_store=agent)
+    seen = {CHECK.name: {ALONE: outcome({"torch": torch})}}
+    found = [each.message for each in judge(change_rank(cluster, 0, facts=seen))]
+    words = f"tcp://nd0:29777 is not at MASTER_PORT, and torch is {torch}"
+    assert found == ([words] if level else [])
+
+
+def test_ranks_of_c10d_may_have_a_store_apart() -> None:
+    job = Job(launcher="torchrun", init_store="nd0:29777", rendezvous=Rendezvous("c10d", "nd0"))
+    seen = {CHECK.name: {ALONE: outcome({"torch": "2.13.0"})}}
+    cluster = change_rank(make_cluster(job=job), 0, facts=seen)
+    only(cluster, "init-method-not-served")
+    apart = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    assert judge(change_rank(cluster, 0, env=apart)) == []
 
 
 # --- variables of torch that tasks lack ---

@@ -83,7 +83,7 @@ TORCHRUN = [
     ),
     (
         "torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=alias:29500 "
-        "--rdzv-conf is_host=True,join_timeout=600 t.py",
+        "--rdzv-conf is_host=True,join_timeout=600,cas_backoff_max_seconds=0.5 t.py",
         {"is_host": True},
     ),
     (

@@ -509,6 +509,7 @@ CODES = """
     path-io-error path-slow path-not-shared path-not-visible
     endpoint-in-use endpoint-privileged endpoint-ephemeral endpoint-blocked endpoint-unreachable
     url-unreachable url-tls url-proxy
+    init-method-not-served
     init-file-left-over init-file-not-shared init-file-no-lock
     """
 """Codes that users' configuration and tickets hold: they may be added to, never renamed or reused.
