@@ -65,7 +65,7 @@ from nccl_doctor.toolkit.gpu.devices import EXCLUSIVE_PROCESS, host_gpus
 from nccl_doctor.toolkit.gpu.mps import serves_here
 from nccl_doctor.toolkit.host import is_first_namespace, text_of
 
-_QUIT = Fix(Step(shell("echo quit | nvidia-cuda-mps-control"), note="ends MPS"))
+_QUIT = Fix(Step(shell("echo quit | nvidia-cuda-mps-control"), note="ends MPS", persists=True))
 ACTIVE = Kind(
     "mps-active",
     Layer.DEVICE,
@@ -100,7 +100,7 @@ NOT_REACHED = Kind(
         Step(shell("# export CUDA_MPS_PIPE_DIRECTORY=FOLDER"), note="as the MPS daemon has it"),
         alternatives=[
             "in a container: mount that folder",
-            Fix(*_QUIT.steps, Step(shell("nvidia-smi -c DEFAULT"), note="as root")),
+            Fix(*_QUIT.steps, Step(shell("nvidia-smi -c DEFAULT"), note="as root", persists=True)),
         ],
     ),
     Severity.WARN,

@@ -78,7 +78,7 @@ GPU_GUESSED = Kind(
     Severity.WARN,
 )
 _MEANT = Fix(
-    Step(shell("nvidia-smi -c DEFAULT"), note="if it is meant; as root"),
+    Step(shell("nvidia-smi -c DEFAULT"), note="if it is meant; as root", persists=True),
     alternatives=["start MPS"],
 )
 _EACH_ITS_OWN = Fix(

@@ -22,7 +22,7 @@ MISSING = Kind(
 )
 HELD = Fix(
     look(shell("nvidia-smi --query-gpu=compute_mode --format=csv")),
-    Step(shell("nvidia-smi -c DEFAULT"), note="as root, if it is Exclusive_Process"),
+    Step(shell("nvidia-smi -c DEFAULT"), note="as root, if it is Exclusive_Process", persists=True),
     alternatives=["end the process that has the GPU"],
 )
 """For a setting or a process that keeps others from a GPU."""

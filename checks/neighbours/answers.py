@@ -163,6 +163,7 @@ def judge_fixed(cluster: Cluster, hosts: Mapping[int, Mapping[str, Any]]) -> Ite
                     shell("ip neigh del {}", entry),
                     on=(caller,),
                     undo=shell("ip neigh replace {} lladdr {} nud permanent", entry, mac),
+                    persists=True,
                 )
             ),
             confidence=Confidence.CERTAIN

@@ -446,7 +446,7 @@ def _unanswered(seen: _Seen) -> Finding:
             entry = shell("{} dev {}", address, nic)
             undo = shell("ip neigh replace {} lladdr {} nud permanent", entry, mac)
             note = "" if seen.macs else "if rank 0's host has another hardware address"
-            step = Step(shell("ip neigh del {}", entry), on=seen.here.hosts, undo=undo, note=note)
+            step = Step(shell("ip neigh del {}", entry), seen.here.hosts, undo, note, persists=True)
             if seen.macs and mac not in seen.macs:
                 message = f"{at} {said}, which is not that of {seen.far_end}"
                 return seen.finding(WRONG_ENTRY, message, seen.here, Fix(step))

@@ -19,6 +19,18 @@ from nccl_doctor.cli.params import Code
 if TYPE_CHECKING:
     from nccl_doctor.registry import Registry
 
+
+def _show(text: str) -> None:
+    """Print a text; on a terminal that it does not fit on, in a pager, which PAGER names."""
+    from nccl_doctor.system import supervisor
+
+    if sys.stdout.isatty() and len(text.splitlines()) >= shutil.get_terminal_size().lines:
+        supervisor.hold_for_reader()
+        click.echo_via_pager(f"{text}\n")
+    else:
+        click.echo(text)
+
+
 _TOOL_S = 2.0
 """Time limit to ask which firewall this host has."""
 
@@ -62,7 +74,7 @@ def checks(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=1))
     elif sys.stdout.isatty():
-        click.echo(_table(rows))
+        _show(_table(rows))
     else:
         for row in rows:
             for code in row.pop("finds"):
@@ -129,16 +141,15 @@ def explain(code: str, whole: bool, as_json: bool) -> None:
     if as_json:
         click.echo(_listed(found, [code], as_json=True))
     elif code in named:
-        click.echo(check_page(named[code]))
+        _show(check_page(named[code]))
     elif whole:
-        click.echo(code_and_check_pages(found, code))
+        _show(code_and_check_pages(found, code))
     else:
         from nccl_doctor.report.story import recipe_for
         from nccl_doctor.toolkit.firewall.rulesets import tool_here
 
         tool = tool_here(_TOOL_S) if recipe_for(code) else ""  # it starts programs
-        click.echo(code_page(found, code, tool))
-        click.echo(f"\nAll of it: {PROGRAM} explain --all {code}")
+        _show(f"{code_page(found, code, tool)}\n\nAll of it: {PROGRAM} explain --all {code}")
 
 
 def _listed(found: Registry, names: Sequence[str], *, as_json: bool) -> str:

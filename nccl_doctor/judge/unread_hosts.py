@@ -70,7 +70,9 @@ def unread_hosts(unread: UnreadHosts) -> Iterator[Finding]:
             "awk '!seen[$1]++ {{print $1}}' \"${:variable}\" > hosts", _FILES[unread.variable]
         )
         line = shell("# nccl-doctor run --hostfile hosts --nproc-per-node NUMBER")
-        fix = Fix(Step(names), Step(line, note=_BY_SSH), alternatives=[by_hand, _ALONE])
+        fix = Fix(
+            Step(names, persists=True), Step(line, note=_BY_SSH), alternatives=[by_hand, _ALONE]
+        )
     elif unread.variable == "OMPI_MCA_orte_default_hostfile":
         name = shell('export PRTE_MCA_prte_default_hostfile="${:variable}"', unread.variable)
         fix = Fix(Step(name, note="before mpirun"), alternatives=[_ALL_HERE])

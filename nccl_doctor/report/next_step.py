@@ -43,7 +43,7 @@ def next_steps(report: Report, *, every_check: bool = False) -> Iterator[NextSte
 
 
 def _job(report: Report) -> NextStep | None:
-    """What to type after a pass; None where the job starts by itself, or nobody knows."""
+    """The line to type after a pass; None where the job starts by itself, or none is known."""
     run, cluster = report.run, report.cluster
     words = (run.command or "").split()
     if run.source or run.alone or "merged" in run.extra or not words or "--" in words:

@@ -7,10 +7,11 @@ for every host is said once, so the script grows with the report, and not with i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from nccl_doctor.model.commands import word
 from nccl_doctor.model.findings import Finding
-from nccl_doctor.model.fixes import Fix, Step
+from nccl_doctor.model.fixes import Fix, Step, fix_to_json
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.story import PlaceWords, Steps, Story, fix_of, is_for_shell, lasts, typed
 from nccl_doctor.system.terminal import safe
@@ -30,13 +31,27 @@ def render(report: Report, host: str | None = None) -> str:
     if host is not None:
         body = list(_body(steps, places, findings, host))
     else:
-        body = list(_Whole(steps, places).lines(findings))
+        unnamed = {each.label for each in report.cluster.hosts if not each.name}
+        body = list(_Whole(steps, places, unnamed).lines(findings))
     lines = [*_head(report, host), *_by_hand(places, findings)]
     if not body:
         lines.append(
             "# No command is known that would fix it." if findings else "# Nothing to fix."
         )
     return "\n".join([*lines, *body]) + "\n"
+
+
+def steps_to_json(report: Report, host: str | None = None) -> list[dict[str, Any]]:
+    """The same findings as data, each with its fix; `host`: only those with steps on it."""
+    story = Story(report)
+    found = []
+    for finding in (*story.causes, *story.warnings):
+        fix = fix_to_json(finding, story.steps.hosts)
+        steps = [step for step in fix["fix_steps"] if host is None or host in step["hosts"]]
+        if host is None or steps:
+            told = {"code": finding.code, "headline": finding.headline}
+            found.append({**told, **fix, "fix_steps": steps})
+    return found
 
 
 def _head(report: Report, host: str | None) -> Iterator[str]:
@@ -84,7 +99,7 @@ def _body(
             for other in fix.alternatives:
                 instead: list[str] = [s.command for s in _typed_on(host, steps, other, finding)]
                 for line in instead or ([] if other.steps else [other]):
-                    yield f"# or: {safe(line)}"
+                    yield f"# or: {_named(line)}"
 
 
 def _typed_on(host: str, steps: Steps, fix: Fix, finding: Finding) -> list[Step]:
@@ -100,38 +115,50 @@ def _step(step: Step) -> Iterator[str]:
     if not lasts(step):
         yield "# ends when the host starts again"
     if step.undo:
-        yield f"# undo: {safe(step.undo)}"
+        yield f"# undo: {_named(step.undo)}"
+
+
+def _named(command: str) -> str:
+    """A command in a comment: without the mark of one that has a word to be replaced."""
+    return safe(command.removeprefix("# "))
 
 
 class _Whole:
     """The script for all hosts: finding by finding, each step where only its hosts run it."""
 
-    def __init__(self, steps: Steps, places: PlaceWords) -> None:
+    def __init__(self, steps: Steps, places: PlaceWords, unnamed: set[str]) -> None:
+        """`unnamed`: words for hosts without a known name, which no branch can match."""
         self._steps, self._places = steps, places
-        self._every = set(steps.hosts.every)
+        self._every = set(steps.hosts.every) - unnamed
+        self._unnamed = unnamed
         self._place = {name: at for at, name in enumerate(steps.hosts.every)}
         self._said: set[str] = set()
         """Commands that every host has been told."""
+        self._for_all = False
 
     def lines(self, findings: Iterable[Finding]) -> Iterator[str]:
         """Lines of all findings with steps; none where there is no such finding."""
         parts = list(self._findings(findings))
-        if not parts:
+        if not parts or not self._for_all:
+            yield from parts
             return
         yield ""
         yield _HERE
-        yield f"{_pattern(self._steps.hosts.every)})"
+        yield f"{_pattern(self._in_order(self._every))})"
         yield from parts
-        yield from ("", ":", ";;", "esac")
+        yield from ("", ";;", "esac")
 
     def _findings(self, findings: Iterable[Finding]) -> Iterator[str]:
         for finding in findings:
             fix = fix_of(finding)
-            if isinstance(fix, Fix) and (turns := self._turns(fix, finding)):
+            turns = self._turns(fix, finding) if isinstance(fix, Fix) else []
+            for_unnamed = list(self._of_unnamed(fix, finding)) if isinstance(fix, Fix) else []
+            if isinstance(fix, Fix) and (turns or for_unnamed):
                 yield ""
                 yield from _what(self._places, finding)
                 for turn in turns:
                     yield from self._turn(turn)
+                yield from for_unnamed
                 for other in fix.alternatives:
                     yield from self._other(other, finding)
 
@@ -152,10 +179,11 @@ class _Whole:
         return found
 
     def _turn(self, turn: Sequence[tuple[frozenset[str], Step]]) -> Iterator[str]:
-        if turn[0][0] == self._every:
+        if turn[0][0] == self._every and len(self._every) > 1:
+            self._for_all = True
             for _, step in turn:
                 if step.command in self._said:
-                    yield f"# as above: {safe(step.command)}"
+                    yield f"# as above: {_named(step.command)}"
                 else:
                     self._said.add(step.command)
                     yield from _step(step)
@@ -167,9 +195,15 @@ class _Whole:
         for hosts, lines in branches.items():
             yield f"{_pattern(self._in_order(hosts))})"
             yield from lines
-            yield ":"  # a part may hold nothing but comments
             yield ";;"
         yield "esac"
+
+    def _of_unnamed(self, fix: Fix, finding: Finding) -> Iterator[str]:
+        """Comments on steps for hosts that no branch of a script can match."""
+        for step in fix.steps:
+            hosts = self._unnamed.intersection(self._steps.hosts.of(step, finding.where))
+            if hosts:
+                yield f"# {self._steps.on(self._in_order(hosts))}: {_named(step.command)}"
 
     def _other(self, way: Fix, finding: Finding) -> Iterator[str]:
         """Comments on another way to the same end."""
@@ -178,7 +212,7 @@ class _Whole:
         for step in way.steps:
             hosts = self._every.intersection(self._steps.hosts.of(step, finding.where))
             if hosts:
-                yield f"# or {self._steps.on(self._in_order(hosts))}: {safe(step.command)}"
+                yield f"# or {self._steps.on(self._in_order(hosts))}: {_named(step.command)}"
 
     def _in_order(self, hosts: Iterable[str]) -> list[str]:
         return sorted(hosts, key=self._place.__getitem__)

@@ -683,6 +683,8 @@ def _some(texts: Iterable[str]) -> str:
 _CODES = "codes:"
 _TOOL = re.compile(r"firewalld|ufw|iptables|nft|AWS|Azure|Google Cloud|Kubernetes")
 """Beginning of what a recipe says for one tool."""
+_WHOSE = "Whose rule is it?"
+"""Beginning of what is of no use where the tool is known."""
 
 
 def recipe_for(code: str, tool: str = "") -> str:
@@ -696,6 +698,10 @@ def recipe_for(code: str, tool: str = "") -> str:
     for block in text.split("\n\n"):
         if begins := _TOOL.match(block):
             here = begins[0]
+        if block.startswith(_WHOSE):
+            here = _WHOSE  # and the commands below it
+        elif here == _WHOSE and not block.startswith(" "):
+            here = ""
         if here in ("", tool):
             kept.append(block)
     return "\n\n".join(kept)

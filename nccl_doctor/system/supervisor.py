@@ -100,6 +100,12 @@ def doing(what: str, limit_s: float) -> None:
     _say(doing=what)
 
 
+def hold_for_reader() -> None:
+    """Let the program wait for a pager, without a deadline; Ctrl-C is for the pager."""
+    helpers.leave_by(float("inf"))
+    _say(deadline=float("inf"), pages=True)
+
+
 def take_signals() -> None:
     """Take the signals in this process from now on; the supervisor sends them on."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, forks.SIGNALS)
@@ -236,6 +242,7 @@ class _Supervisor:
         self._written: int | None = None
         self._done: int | None = None
         self._command: Sequence[str] = ()
+        self._pages = False
         self._doing = ""
         self._next_line = float("inf")
 
@@ -295,6 +302,7 @@ class _Supervisor:
         if "doing" in message and self._terms.speaks and not tick.is_shown():
             self._doing = message["doing"]
             self._next_line = time.monotonic() + _LONG_S if self._doing else float("inf")
+        self._pages = self._pages or "pages" in message
         self._takes_signals = self._takes_signals or "takes_signals" in message
         self._written = message.get("written", self._written)
         if "signed_in" in message:
@@ -309,6 +317,8 @@ class _Supervisor:
 
     def _interrupted(self, number: int) -> int | None:
         """Send a signal on, or end the program if it cannot take it yet; then the exit code."""
+        if self._pages and number == signal.SIGINT:
+            return None
         self._received.append(number)
         self._kill_at = min(self._kill_at, time.monotonic() + INTERRUPT_S)
         if self._done is not None:

@@ -112,15 +112,15 @@ def hush() -> None:
 
 
 class _Writer:
-    """What the process does that writes; `told`: where it says that the line is away."""
+    """Work of the process that writes; it says at `answers` that the line is away."""
 
-    def __init__(self, told: int, limit_s: float, what: str) -> None:
-        self._told, self._limit_s, self._head = told, limit_s, what
+    def __init__(self, answers: int, limit_s: float, what: str) -> None:
+        self._answers, self._limit_s, self._head = answers, limit_s, what
         self._began = time.monotonic()
         self._doing: str | None = "starting"
 
     def write(self, asked: int, parent: int) -> None:
-        """Write until nobody is left who could say something."""
+        """Write until no process is left that could say something."""
         self._tick()
         from nccl_doctor.system import forks  # after the first line
 
@@ -143,7 +143,7 @@ class _Writer:
         if self._doing is not None:
             _put("\r\x1b[K")
         self._doing = None
-        os.write(self._told, b".")
+        os.write(self._answers, b".")
 
     def _tick(self) -> None:
         if self._doing is None:

@@ -54,7 +54,7 @@ def span_text(values: Iterable[float], show: Callable[[float], str]) -> str:
 
 
 def _scaled(value: float, ladder: tuple[tuple[float, str], ...]) -> str:
-    """The value in the largest unit of which it is one or more, in that of the last if in none."""
+    """The value in the largest unit that it fills; a smaller one in the last unit."""
     # What would be rounded to 1000 of a unit is one of the next.
     large = (each for each in ladder if abs(value) >= 0.9995 * each[0])
     scale, unit = next(large, ladder[-1])

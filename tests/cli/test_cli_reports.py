@@ -108,6 +108,19 @@ def test_explain_tells_the_fix_for_one_firewall():
     assert program("explain", "peer-one-way").stdout.endswith("explain --all peer-one-way\n")
 
 
+def test_a_long_page_goes_through_the_pager_on_a_terminal_and_never_in_a_pipe():
+    pager = {"PAGER": "sed s/^/>/"}
+    assert on_a_terminal("explain", "peer-one-way", lines=20, **pager).startswith(">peer-one-way")
+    assert on_a_terminal("checks", lines=20, **pager).startswith(">check ")
+    assert on_a_terminal("explain", "peer-one-way", lines=200, **pager).startswith("peer-one-way")
+    assert program("explain", "peer-one-way", env={**os.environ, **pager}).stdout[0] == "p"
+
+
+def test_fixes_as_data(saved):
+    (found,) = json.loads(program("report", "fixes", "--json", str(saved)).stdout)
+    assert found["code"] == "shm-small"
+
+
 def test_explain_finds_a_part_of_a_name():
     listed = program("explain", "mtu").stdout.splitlines()
     assert {line.split()[0] for line in listed} >= {"mtu-blackhole", "mtu-differs"}
@@ -118,10 +131,13 @@ def test_explain_finds_a_part_of_a_name():
     assert "firewall" in found["checks"]
 
 
-def test_checks_on_a_terminal_are_a_table_that_breaks_no_code():
+def on_a_terminal(*words: str, lines: int, **env: str) -> str:
+    """What the program prints on a terminal of so many lines."""
     ours, theirs = pty.openpty()
-    words = [sys.executable, "-m", "nccl_doctor", "checks"]
-    with subprocess.Popen(words, env={**os.environ, "COLUMNS": "90"}, stdout=theirs) as program_:
+    given = {**os.environ, "TERM": "xterm", "COLUMNS": "90", "LINES": str(lines), **env}
+    streams = {"stdin": theirs, "stdout": theirs}
+    command = [sys.executable, "-m", "nccl_doctor", *words]
+    with subprocess.Popen(command, env=given, **streams) as program_:
         os.close(theirs)
         pieces = []
         with suppress(OSError):  # EIO: nobody holds the other end
@@ -129,7 +145,11 @@ def test_checks_on_a_terminal_are_a_table_that_breaks_no_code():
                 pieces.append(piece)
     os.close(ours)
     assert program_.returncode == 0
-    lines = b"".join(pieces).decode().splitlines()
+    return b"".join(pieces).decode()
+
+
+def test_checks_on_a_terminal_are_a_table_that_breaks_no_code():
+    lines = on_a_terminal("checks", lines=500).splitlines()
     assert lines[0].split() == ["check", "layer", "scope", "cost", "from", "finds"]
     found = registry.load()
     assert {check.name for check in found.checks} <= {each.partition(" ")[0] for each in lines}
@@ -257,7 +277,7 @@ def test_merge(coordinators, tmp_path):
 def test_merge_one_file_and_stdin(coordinators, tmp_path):
     done = program("report", "merge", "-", str(own_view(tmp_path)), input=coordinators.read_text())
     assert done.returncode == 1
-    assert "1 of 2 hosts" in done.stdout
+    assert done.stdout.startswith("nccl-doctor: FAIL: Title of shm-small (nd1)")
     alone = program("report", "merge", str(own_view(tmp_path)))
     assert alone.returncode == 1
     assert "1 of 2 hosts" in alone.stdout

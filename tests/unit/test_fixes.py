@@ -520,6 +520,39 @@ def test_a_script_for_one_host_says_all_about_each_step():
     assert "\necho a\n" not in script.render(report, "ux1")
 
 
+def test_no_branch_is_for_a_host_without_a_name_and_no_line_is_a_filler():
+    fix = Fix(
+        Step(shell("echo here"), on=("ux1",), undo=shell("# echo NIC"), persists=True),
+        Step(shell("# ip link set dev NIC up"), on=("ux1",)),
+        alternatives=[Fix(Step(shell("# echo ADDRESS"), on=("ux1",)))],
+    )
+    found = Finding(SHUT, "m", Where(hosts=("ux1",)), fix=fix)
+    gone = Finding(SHUT, "n", Where(nodes=(2,)), fix=Fix(Step(shell("echo gone"), persists=True)))
+    hosts = ("ux0", "ux1", "-")
+    cluster = make_cluster(hosts, check="shm", absent_nodes=[2])
+    made = script.render(conclude(cluster, [made_check("shm", finds=(found, gone))], run=RUN))
+    lines = made.splitlines()
+    assert "'node 2'" not in made
+    assert "# on node 2: echo gone" in lines
+    assert ":" not in lines
+    assert "# undo: echo NIC" in lines
+    assert "# or on ux1: echo ADDRESS" in lines
+    assert [line for line in lines if ": # " in line] == []
+    assert on_host(made, "ux1") == ["here"]
+    assert made.count("esac") == 1  # no step is for every host
+
+
+def test_steps_as_data_are_those_of_a_host():
+    report = report_of(Finding(SHUT, "64 MiB", Where(hosts=("ux2",)), fix=SAY))
+    (found,) = script.steps_to_json(report)
+    assert (found["code"], found["headline"]) == ("port-shut", f"{SHUT.title} (ux2)")
+    assert [step["command"] for step in found["fix_steps"]][:2] == ["echo a", "echo all"]
+    assert [step["command"] for step in script.steps_to_json(report, "ux1")[0]["fix_steps"]] == [
+        "echo all",
+        "export X='=eth0'",
+    ]
+
+
 def test_a_script_of_a_healthy_cluster_does_nothing():
     for host in (None, "ux1"):
         made = script.render(report_of(), host)

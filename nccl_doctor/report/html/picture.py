@@ -13,7 +13,9 @@ MOST_HOSTS = 16
 """Hosts of which each is drawn; of more, one sentence tells how many links fail."""
 _MOST_LABELS = 4
 """Links with the name of their fault beside them; others of the same one are told by the colour."""
-_WIDTH, _RADIUS, _NODE = 360, 110, 14
+_WIDTH, _NODE = 360, 14
+_SMALL, _LARGE, _FEW = 56, 110, 6
+"""Radius of the ring of a few hosts, and of more."""
 _LONGEST = 14
 """Characters of a name."""
 
@@ -86,13 +88,12 @@ def _is_good(network: Network, pair: Pair) -> bool:
 
 def _places(count: int) -> list[tuple[float, float]]:
     """Middles of the hosts: two side by side, more in a ring, the first at the top."""
-    middle = _WIDTH / 2
+    middle, radius = _WIDTH / 2, _SMALL if count <= _FEW else _LARGE
     if count == 2:
-        return [(middle - _RADIUS, 40.0), (middle + _RADIUS, 40.0)]
+        return [(middle - _LARGE, 40.0), (middle + _LARGE, 40.0)]
     turns = [2 * math.pi * at / count for at in range(count)]
     return [
-        (middle + _RADIUS * math.sin(turn), _RADIUS + 30 - _RADIUS * math.cos(turn))
-        for turn in turns
+        (middle + radius * math.sin(turn), radius + 34 - radius * math.cos(turn)) for turn in turns
     ]
 
 

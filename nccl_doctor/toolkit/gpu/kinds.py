@@ -78,8 +78,8 @@ CLOCKS_LIMITED = Kind(
     "All ranks wait for the slowest GPU. A limit that was set for a test, or to save power, "
     "stays until the driver is loaded again.",
     Fix(
-        Step(shell("nvidia-smi --reset-gpu-clocks"), note="as root"),
-        Step(shell("nvidia-smi --reset-applications-clocks"), note="as root"),
+        Step(shell("nvidia-smi --reset-gpu-clocks"), note="as root", persists=True),
+        Step(shell("nvidia-smi --reset-applications-clocks"), note="as root", persists=True),
     ),
     Severity.WARN,
 )
