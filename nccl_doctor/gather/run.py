@@ -41,7 +41,7 @@ from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import Address, HostPlace
 from nccl_doctor.model.options import Flags, Options
 from nccl_doctor.model.report import ParticipantResult, Report
-from nccl_doctor.system import forks, supervisor
+from nccl_doctor.system import forks, supervisor, tick
 from nccl_doctor.system.deadline import MoreTime
 from nccl_doctor.system.masking import command_line
 from nccl_doctor.system.watchdog import LAST_WORDS_S, Watchdog
@@ -118,7 +118,7 @@ def run(
     if key is None and (flags.nnodes or 1) == 1 and flags.master_addr is None:
         key = Key(secrets.token_bytes(32), lasts=False)  # all ranks are forked from here
     doing = "looking at this host"
-    supervisor.doing(doing, options.timeout_s)
+    tick.doing(doing, options.timeout_s)
     watchdog = Watchdog(
         started + options.timeout_s,
         lambda why: give_up(f"{why} while {doing}: no rank was started"),

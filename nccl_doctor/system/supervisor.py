@@ -97,6 +97,8 @@ def doing(what: str, limit_s: float) -> None:
     """
     if what:
         tick.doing(what, limit_s)
+    else:
+        tick.hush()  # before there are others who would do it
     _say(doing=what)
 
 

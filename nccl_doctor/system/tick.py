@@ -115,9 +115,9 @@ class _Writer:
     """Work of the process that writes; it says at `answers` that the line is away."""
 
     def __init__(self, answers: int, limit_s: float, what: str) -> None:
-        self._answers, self._limit_s, self._head = answers, limit_s, what
+        self._answers, self._limit_s = answers, limit_s
         self._began = time.monotonic()
-        self._doing: str | None = "starting"
+        self._doing: str | None = what
 
     def write(self, asked: int, parent: int) -> None:
         """Write until no process is left that could say something."""
@@ -148,8 +148,8 @@ class _Writer:
     def _tick(self) -> None:
         if self._doing is None:
             return
-        said = f"nccl-doctor: {self._head} (verdict within {self._limit_s:g} s): {self._doing}"
-        said += f", {time.monotonic() - self._began:.0f} s"
+        spent_s = time.monotonic() - self._began
+        said = f"nccl-doctor: {self._doing}, {spent_s:.0f} s (verdict within {self._limit_s:g} s)"
         _put(f"\r{said[: _columns() - 1]}\x1b[K")
 
 
