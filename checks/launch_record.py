@@ -196,8 +196,18 @@ NOT_SERVED = Kind(
     "torchrun's agent serves a store at MASTER_PORT, and tells the ranks so. Before torch 2.14, "
     "rank 0 then serves none at another HOST:PORT either: all ranks are clients of a store that is "
     "not there, and end at the time-out.",
-    "Leave init_method out, which is env://, or give torchrun the port of init_method "
-    "(--master-port, or the port of --rdzv-endpoint).",
+    Fix(
+        text="leave init_method out, which is env://",
+        alternatives=[
+            Fix(
+                Step(
+                    shell("# --master-port NUMBER"),
+                    On.EVERY,
+                    note="in the line of torchrun, the port of init_method",
+                )
+            )
+        ],
+    ),
     effects=(Effect.JOB_ONLY,),
 )
 _SERVED_SINCE = (2, 14)

@@ -34,8 +34,10 @@ def _at_least(text: str, _: Mapping[str, str]) -> int:
 
 
 def _of_a_script(text: str, environ: Mapping[str, str]) -> int:
-    """Hosts of a job of which a script gave this one a number: as many as it says, or one more than
-    that number, or two where it says how many ranks meet at an address.
+    """Least number of hosts, where a script gave this one a number.
+
+    That is as many as the script says, or one more than the number, or two where it says how many
+    ranks meet at an address.
     """
     told = _told_by_a_script(environ)
     ranks = number(environ.get("WORLD_SIZE", "")) or 0
