@@ -15,7 +15,11 @@ _MOST_LABELS = 4
 """Links with the name of their fault beside them; others of the same one are told by the colour."""
 _WIDTH, _NODE = 360, 14
 _SMALL, _LARGE, _FEW = 56, 110, 6
-"""Radius of the ring of a few hosts, and of more."""
+"""Half the height of the ring of a few hosts, and of more."""
+_ACROSS = 130
+"""Half its width."""
+_INWARD = 0.2
+"""Part of the way to the middle of the ring by which a label leaves its link."""
 _LONGEST = 14
 """Characters of a name."""
 
@@ -61,8 +65,8 @@ def _drawn(network: Network, failing: dict[Pair, str]) -> Html:
         viewBox="0 0 8 8",
         refX=8,
         refY=4,
-        markerWidth=6,
-        markerHeight=6,
+        markerWidth=4,
+        markerHeight=4,
         orient="auto-start-reverse",
     )
     named = ", ".join(f"{network.hosts[a]} to {network.hosts[b]}" for a, b in failing)
@@ -90,10 +94,10 @@ def _places(count: int) -> list[tuple[float, float]]:
     """Middles of the hosts: two side by side, more in a ring, the first at the top."""
     middle, radius = _WIDTH / 2, _SMALL if count <= _FEW else _LARGE
     if count == 2:
-        return [(middle - _LARGE, 40.0), (middle + _LARGE, 40.0)]
+        return [(middle - _ACROSS, 40.0), (middle + _ACROSS, 40.0)]
     turns = [2 * math.pi * at / count for at in range(count)]
     return [
-        (middle + radius * math.sin(turn), radius + 34 - radius * math.cos(turn)) for turn in turns
+        (middle + _ACROSS * math.sin(turn), radius + 34 - radius * math.cos(turn)) for turn in turns
     ]
 
 
@@ -101,6 +105,7 @@ def _bad_links(places: list[tuple[float, float]], failing: dict[Pair, str]) -> l
     drawn: list[Html] = []
     labels: list[Html] = []
     told: set[str] = set()
+    middle = [sum(place[i] for place in places) / len(places) for i in (0, 1)]
     for (a, b), code in failing.items():
         both = (b, a) in failing
         if both and b < a:
@@ -108,7 +113,8 @@ def _bad_links(places: list[tuple[float, float]], failing: dict[Pair, str]) -> l
         drawn.append(_line(places[a], places[b], "bad-link", both=both))
         if code not in told and len(told) < _MOST_LABELS:
             told.add(code)
-            x, y = ((places[a][i] + places[b][i]) / 2 for i in (0, 1))
+            half = [(places[a][i] + places[b][i]) / 2 for i in (0, 1)]
+            x, y = ((1 - _INWARD) * half[i] + _INWARD * middle[i] for i in (0, 1))
             labels.append(element("text", f"✗ {code}", x=_at(x), y=_at(y - 6), class_="bad-label"))
     return [*drawn, *labels]
 
