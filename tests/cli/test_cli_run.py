@@ -21,7 +21,8 @@ def test_run_without_a_launcher_examines_this_host(tmp_path: Path):
     assert (done.returncode, data["exit_code"], data["verdict"]) == (0, 0, "pass"), done
     passed = "2 checks passed for 2 ranks on 1 host; the others were not run"
     assert done.stdout.startswith(f"nccl-doctor: PASS: {passed}")
-    assert done.stdout.rstrip().endswith("exit code 0")
+    assert done.stdout.splitlines()[-2].endswith("exit code 0")
+    assert done.stdout.splitlines()[-1].startswith("Next: ")
     assert {rank["rank"] for rank in data["ranks"]} == {0, 1}
     for rank in data["ranks"]:
         assert {"examined_s", "connect_s", "seat_s", "load"} <= set(rank["joining"])
