@@ -70,7 +70,7 @@ def test_a_signal_between_two_attempts_ends_it() -> None:
     with held_port() as held:
         process = started(held, "--retry", "90")
         said_again(process)
-        time.sleep(1.0)
+        time.sleep(1.0)  # it comes in the pause between two attempts
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=20)
     assert process.returncode in (3, -signal.SIGTERM)
