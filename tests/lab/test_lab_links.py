@@ -237,7 +237,7 @@ def test_less_than_in_the_runs_before(lab: Lab, tmp_path: Path) -> None:
         )
         assert found["where"]["links"] == [["nd0", "nd1"]], "in one direction"
         assert found["confidence"] == "possible", f"{EARLIER} runs are few"
-        change = re.match(r"bandwidth −(\d+) %: .* Gbit/s, the median of 6 e", found["message"])
+        change = re.match(r"bandwidth −(\d+) %: .* Mbit/s, the median of 6 e", found["message"])
         assert change, found
         assert 10 <= int(change[1]) <= 26, found
 
@@ -248,7 +248,7 @@ def test_a_hostfile_with_a_baseline_that_cannot_be_read(lab: Lab, tmp_path: Path
         pytest.skip(reason)
     run = Ssh(lab).run(*CHECKS, "--baseline", str(tmp_path / "no.json"))
     assert (run.codes, run.report) == ([2], None)
-    (line,) = run.done[0].stderr.splitlines()
+    line, _ = run.done[0].stderr.splitlines()
     assert line.startswith("nccl-doctor: error: --baseline: cannot read "), line
 
 

@@ -37,7 +37,8 @@ def merge(run: Run, files: Sequence[Path] = ()) -> Mapping[str, Any]:
     report: dict[str, Any] = json.loads(merged.read_text())
     validate(report)
     assert done.returncode == report["exit_code"]
-    assert report["summary"] in " ".join(done.stdout.split())
+    for cause in report["root_causes"]:
+        assert f"[{cause['code']}]" in done.stdout, done.stdout
     run.partial["merged"] = report  # shown when a test fails
     return report
 
