@@ -18,7 +18,7 @@ PINS := -c constraints-dev.txt
 # A resolver that does not answer costs a test seconds for each new connection; and thousands of
 # processes that may not keep what they compile would each spend half a second on it.
 TEST_ENV := RES_OPTIONS="timeout:1 attempts:1" PYTHONDONTWRITEBYTECODE=
-SIDE_BY_SIDE := -n 6 --dist loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE := -n 4 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help doctor test test-wide test-nccl test-torch test-newest test-gpu gpu-validation accuracy accuracy-long chaos docs site samples screenshots man zipapp dist lint format new-check clean
