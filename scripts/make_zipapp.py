@@ -46,10 +46,11 @@ pinned. What is compiled of psutil serves every Python from 3.6 on (stable ABI).
 """
 FINDER = Path("scripts", "zipapp_psutil.py")
 IMPORTER = Path("scripts", "zipapp_once.py")
-_KEPT = (".py", "py.typed", "METADATA")
+_KEPT = (".py", "py.typed")
 _EXAMPLE = "example.py"
 """Beside the one module of nvidia-ml-py, and nothing of its."""
-_LICENCES = re.compile(r"\.dist-info/(licenses/|LICEN[CS]E|COPYING|NOTICE)")
+_LICENCE = re.compile(r"\.dist-info/(?:licenses/)?((?:LICEN[CS]E|COPYING|NOTICE)[^/]*)$")
+_LICENCES = "licences"
 
 # Read by whatever Python the file is given to, so in words that an old one understands, too.
 MAIN = """\
@@ -119,7 +120,8 @@ def own_files(root: Path, setuptools: dict[str, Any]) -> Iterator[tuple[Path, st
 
 def files_of(folder: Path, name: str, version: str) -> dict[str, bytes]:
     """Modules and licence of a distribution, and from each of its wheels what is compiled; without
-    examples. What has something compiled lies apart, as another one may be installed.
+    examples. What has something compiled lies apart, as another one may be installed. No metadata:
+    Python would keep the archive open to read it, which no forked process survives.
 
     Raises:
         Refused: as for `contents`.
@@ -131,7 +133,9 @@ def files_of(folder: Path, name: str, version: str) -> dict[str, bytes]:
             for file in wheel.namelist():
                 if file.endswith(".so"):
                     found[f"{apart}{machine}/{Path(file).name}"] = wheel.read(file)
-                elif file != _EXAMPLE and (file.endswith(_KEPT) or _LICENCES.search(file)):
+                elif licence := _LICENCE.search(file):
+                    found[f"{_LICENCES}/{name}-{version}/{licence[1]}"] = wheel.read(file)
+                elif file != _EXAMPLE and file.endswith(_KEPT):
                     found[f"{apart}{file}"] = wheel.read(file)
     if not found:
         raise Refused(f"{name}: make_zipapp.py has no SHA-256 of it")

@@ -29,6 +29,7 @@ from tests.support.wheels import NoWheel
 from tests.torches.forms import FORMS, run, start
 from tests.torches.installs import VERSIONS, python_of
 
+ROOT = Path(__file__).resolve().parents[1]
 TESTS = ("tests/ranks", "tests/lab/test_lab_healthy.py")
 FAULTS = ("firewall-drops-port", "own-name-loopback-last", "interface-missing-last")
 TESTS_S = 2400
@@ -88,11 +89,11 @@ def examine(version: str) -> Release:
     for number, form in enumerate(FORMS):
         release.forms[form] = start(form, python, 29500 + 10 * number)
         _say(f"{version} {form}: {release.forms[form]}")
-    words = [str(python), "-m", "pytest", "-q", "-m", "not wide", *TESTS]
-    _, told = run([*words, "-n", "4", "--dist", "loadgroup"], limit_s=TESTS_S)
+    words = [str(python), "-m", "pytest", "-q", "-m", "not wide"]
+    _, told = run([*words, "-n", "4", "--dist", "loadgroup", *TESTS], limit_s=TESTS_S)
     release.passed = passed_tests(told)
     if failed_tests(told):  # some only show that they had too little of the machine
-        _, told = run([*words, "-n", "0", "--last-failed"], limit_s=TESTS_S)
+        _, told = run([*words, "-n", "0", *_last_failed()], limit_s=TESTS_S)
         release.passed += passed_tests(told)
         release.failed = failed_tests(told)
     _say(f"{version} {release.passed} tests passed, {len(release.failed)} did not")
@@ -103,6 +104,12 @@ def examine(version: str) -> Release:
     code, told = run([str(python), "-m", "tests.torches.questions"])
     release.answers = json.loads(told.splitlines()[-1]) if not code else {}
     return release
+
+
+def _last_failed() -> list[str]:
+    """Tests that failed in the last run, as arguments: without the group of their worker."""
+    kept = json.loads((ROOT / ".pytest_cache/v/cache/lastfailed").read_text(encoding="utf-8"))
+    return [re.sub(r"@\w+$", "", name) for name in kept]
 
 
 def page(releases: Mapping[str, Release], missing: Mapping[str, str], day: str) -> str:

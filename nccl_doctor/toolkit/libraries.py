@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -137,12 +136,10 @@ class Wheel:
 def wheels(names: re.Pattern[str]) -> list[Wheel]:
     """Installed distributions whose whole name matches, by name.
 
-    If several have the same name, the first on the path counts, as for an import. The one file of
-    `make zipapp` holds no shared library, and the metadata's open file of it ended with a fork.
+    If several have the same name, the first on the path counts, as for an import.
     """
     found: dict[str, Wheel] = {}
-    folders = [each for each in sys.path if os.path.isdir(each or ".")]
-    for distribution in metadata.distributions(path=folders):
+    for distribution in metadata.distributions():
         name = str(distribution.metadata["Name"] or "")
         if name not in found and names.fullmatch(name):
             files = (file for file in distribution.files or () if _FILE.fullmatch(file.name))
