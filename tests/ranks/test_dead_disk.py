@@ -101,7 +101,9 @@ def test_last_words_are_said_at_the_deadline(tmp_path: Path, disk: Path) -> None
     ended = ranks.wait(RUN_S)
     assert ended[0].seconds < limit_s + GRACE_S + SLACK_S
     assert ended[0].code == 3
-    assert "rank-absent" in ended[0].stdout or "run-interrupted" in ended[0].stdout
+    # On a busy machine its own store may not answer in so short a time.
+    codes = ("rank-absent", "run-interrupted", "coordinator-lost")
+    assert any(code in ended[0].stdout for code in codes), ended[0]
     assert f"{disk}/a.html: no answer" in ended[0].stderr
 
 
