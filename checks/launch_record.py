@@ -427,7 +427,8 @@ def _not_served(cluster: Cluster) -> Iterator[Finding]:
     if cluster.job.init_store and old and (told or asked):
         yield Finding(
             NOT_SERVED,
-            f"tcp://{cluster.job.init_store} is not at MASTER_PORT, and torch is {min(old)}",
+            f"tcp://{cluster.job.init_store} is not at MASTER_PORT, and torch is "
+            f"{min(old, key=release)}",
         )
 
 

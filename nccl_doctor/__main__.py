@@ -167,7 +167,7 @@ def _pause(arguments: Sequence[str]) -> None:
                 time.sleep(float(word.removeprefix(_PAUSE)))
             except KeyboardInterrupt:
                 sys.exit(130)
-            except ValueError:
+            except (OverflowError, ValueError):
                 return  # click says so
 
 

@@ -42,7 +42,7 @@ MARK = "<!-- Written by `make docs`; do not edit. -->"
 WIDTH = 78
 """What click prints into in a terminal of 80 columns."""
 ORGANISATION = "YOUR-ORGANISATION"
-"""Who has the repository at github.com."""
+"""Owner of the repository at github.com."""
 SAMPLES = ROOT / "docs" / "samples"
 SCREEN = {"COLUMNS": "100", "NO_COLOR": "1", "GITHUB_ACTIONS": None}
 _REPOSITORY = re.compile(

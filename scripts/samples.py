@@ -38,8 +38,8 @@ def _healthy(lab: Lab) -> Run:
 
 
 def _one_way(lab: Lab) -> Run:
-    """Of node 0, which gloo's ranks on the other host must reach, the firewall lets in MASTER_PORT
-    only: plain torchrun waits for its whole time-out.
+    """Let the firewall of node 0 pass MASTER_PORT only. gloo's ranks on the other host must reach
+    node 0 on new ports: plain torchrun waits for its whole time-out.
     """
     faults.drop_ephemeral(lab["nd0"])
     return lab.own_doctor(*PATIENT)

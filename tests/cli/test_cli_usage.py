@@ -44,6 +44,7 @@ BAD = {
     "run --timeout inf": "'inf' is not a positive number",
     "run --timeout nan": "'nan' is not a positive number",
     "run --join-timeout 1e999": "'1e999' is not a positive number",
+    "run --pause=1e999": "'1e999' is not a positive number",
     "run --collective-timeout x": "Invalid value for '--collective-timeout'",
     "run --timeout 5e9": "Invalid value for '--timeout': '5e9' is more than 1000000 seconds",
     "run --timeout 30 --join-timeout 31": "--join-timeout 31 is longer than --timeout 30",

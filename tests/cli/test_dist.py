@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("docs_install")
 HOME = "/opt/nccl-doctor"
 """The environment in the image, as the pages name it."""
 LIMIT_S = 200.0
-"""Of a first start, which compiles all modules, on a machine with much else to do."""
+"""Longest time of a first start, which compiles all modules, on a busy machine."""
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(ROOT / "build" / "wheels")}
 
 

@@ -52,7 +52,7 @@ class Watched:
         return self.seen.decode()
 
     def end(self) -> str:
-        """All that was written."""
+        """Read what was written, to its end."""
         while True:
             try:
                 self.seen += os.read(self._own, 1 << 16)

@@ -293,6 +293,9 @@ def test_ranks_of_c10d_may_have_a_store_apart() -> None:
     seen = {CHECK.name: {ALONE: outcome({"torch": "2.13.0"})}}
     cluster = change_rank(make_cluster(job=job), 0, facts=seen)
     only(cluster, "init-method-not-served")
+    other = {CHECK.name: {ALONE: outcome({"torch": "2.4.1"})}}
+    found = only(change_rank(cluster, 1, facts=other), "init-method-not-served")
+    assert found.message.endswith("torch is 2.4.1"), "the older of two"
     apart = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     assert judge(change_rank(cluster, 0, env=apart)) == []
 

@@ -17,8 +17,6 @@ from nccl_doctor.toolkit.hosts import some_of
 
 TAKING = ("drop", "reject", "redirect")
 """Verdicts after which a packet does not arrive at its target."""
-_STOPS = {"drop": "drop", "reject": "reject", "redirect": "divert"}
-"""What a firewall does with a packet, by the verdict of its rule."""
 MAX_LINES = 20
 _MOST_RULES = 50_000
 """Rules that one packet is held against; chains that jump to each other can multiply them."""
@@ -150,7 +148,7 @@ def who_stops(
     replies = str(hit["packet"]).startswith("reply")
     way = "from" if (replies if at else hit["incoming"]) else "to"
     what = f"{'answers' if replies else 'connections'} {way} {at or others}"
-    verb = _STOPS.get(hit["verdict"], "drop")
+    verb = hit["verdict"] if hit["verdict"] in TAKING else "stop"
     who = f"{hosts[0]}'s firewall {verb}s"
     if len(hosts) > 1:
         who = f"The firewalls of {some_of(hosts)} {verb}"
